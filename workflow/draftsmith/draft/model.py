@@ -1,0 +1,211 @@
+"""The EAGLE-3 draft as a module, computing in training exactly what vLLM's Eagle3LlamaForCausalLM computes in serving.
+
+Parameters carry the names under which vLLM loads them. The embedding is the target's, frozen, and no parameter: it is
+neither trained, nor saved, nor exported, since the server shares the target's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+
+from draftsmith.draft.attention import Segment, prefix_attention
+from draftsmith.draft.slots import left_at
+
+if TYPE_CHECKING:
+    from draftsmith.draft.config import DraftShape
+
+
+class Rows(Protocol):
+    """What the draft reads of a pack: rows laid end to end, each cut to its slots 1 .. M.
+
+    M is the row's last slot that counts; nothing behind it is seen by a slot that counts.
+    """
+
+    input_ids: Tensor
+    """int64 [S]: token x_i of slot i."""
+    positions: Tensor
+    """int64 [S]: i, the slot's position in its row."""
+    aux: Tensor
+    """[S, layers x H]: g_{i-1}, the target's states one token earlier, concatenated by ascending layer."""
+    slots: Tensor
+    """int64 [N]: index in 0 .. S-1 of each slot that counts at step 0, ascending."""
+    depth: Tensor
+    """int64 [N], on the CPU: at how many steps it counts."""
+    widths: list[int]
+    """Slots of each row; they sum to S."""
+    counted: list[int]
+    """Slots of each row that count at step 0; they sum to N, and none is 0."""
+
+
+class RMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps) * weight, in float32 whatever comes in."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis; float32."""
+        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+
+
+class Attention(nn.Module):
+    """Projections of grouped-query attention whose input is the embedding beside the hidden state, 2H wide."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        self.q_proj = nn.Linear(2 * shape.hidden_size, shape.heads * shape.head_dim, bias=False)
+        self.k_proj = nn.Linear(2 * shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
+        self.v_proj = nn.Linear(2 * shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
+        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden_size, bias=False)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """[T, heads x d] -> [T, heads, d]."""
+        return x.unflatten(-1, (-1, self.head_dim))
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, H] -> [T, H]."""
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """The draft's decoder layer."""
+
+    def __init__(self, shape: DraftShape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.self_attn = Attention(shape)
+        self.mlp = MLP(shape)
+
+
+@dataclass
+class States:
+    """What one step leaves behind, for the slots that count at it."""
+
+    normed: Tensor
+    """[N_k, H]: input of lm_head."""
+    fed_back: Tensor
+    """[N_k, H]: hidden state that the next step takes."""
+
+
+class Eagle3Draft(nn.Module):
+    """One decoder layer between the target's states and its own head over the draft vocabulary."""
+
+    embed_tokens: Tensor
+
+    def __init__(self, shape: DraftShape, embedding: Tensor) -> None:
+        """``embedding`` [target vocabulary, H] is the target's, in any dtype."""
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("embed_tokens", embedding, persistent=False)
+        self.rotary = LlamaRotaryEmbedding(shape.llama())
+        self.fc = nn.Linear(len(shape.layers) * shape.hidden_size, shape.hidden_size, bias=False)
+        if shape.fc_norm:
+            self.fc_norm = nn.ModuleList(RMSNorm(shape.hidden_size, shape.rms_norm_eps) for _ in shape.layers)
+        self.layers = nn.ModuleList([Layer(shape)])
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab, bias=False)
+
+    def combine(self, aux: Tensor) -> Tensor:
+        """Hidden state of step 0: [T, layers x H] -> [T, H]."""
+        if self.shape.fc_norm:
+            parts = aux.unflatten(-1, (len(self.shape.layers), -1)).unbind(-2)
+            aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
+        # Not a parameter's dtype: where autocast is on, it casts again.
+        return self.fc(aux.to(self.fc.weight.dtype))
+
+    def forward(self, rows: Rows, steps: int) -> list[Tensor]:
+        """Run ``steps`` steps of the training-time test (:mod:`draftsmith.draft.slots`).
+
+        Returns for each step k the input of lm_head [N_k, H], float32, for the entries of ``rows.slots`` with depth > k,
+        in their order; fewer than ``steps`` where no slot counts any more.
+        """
+        layer: Layer = self.layers[0]  # type: ignore[assignment]
+        attention = layer.self_attn
+        embedded = layer.input_layernorm(functional.embedding(rows.input_ids, self.embed_tokens))
+        hidden = self.combine(rows.aux)
+        normed = layer.hidden_norm(hidden)
+        both = torch.cat([embedded, normed], -1)
+        cos, sin = self._rotation(rows.positions, both)
+        key = _rotate(attention.heads(attention.k_proj(both)), cos, sin)
+        value = attention.heads(attention.v_proj(both))
+
+        slots = rows.slots
+        both, residual = both[slots], (normed if self.shape.norm_before_residual else hidden)[slots]
+        cos, sin = cos[slots], sin[slots]
+        seen = slots
+        own: list[tuple[Tensor, Tensor]] = []
+        left = torch.arange(len(rows.depth))
+        outputs: list[Tensor] = []
+        for step in range(steps):
+            if step:
+                still = left_at(rows.depth[left], step)
+                left = left[still]
+                if not len(left):
+                    break
+                still = still.to(slots.device)
+                hidden = states.fed_back[still]
+                slots, seen = slots[still], seen[still]
+                normed = layer.hidden_norm(hidden)
+                residual = normed if self.shape.norm_before_residual else hidden
+                both = torch.cat([embedded[slots + step], normed], -1)
+                cos, sin = self._rotation(rows.positions[slots] + step, both)
+                own = [(each_key[still], each_value[still]) for each_key, each_value in own]
+                own_key = _rotate(attention.heads(attention.k_proj(both)), cos, sin)
+                own.append((own_key, attention.heads(attention.v_proj(both))))
+            query = _rotate(attention.heads(attention.q_proj(both)), cos, sin)
+            mixed = prefix_attention(query, key, value, own, seen, _segments(rows, left))
+            states = self._rest(attention.o_proj(mixed.flatten(-2)), residual)
+            outputs.append(states.normed)
+        return outputs
+
+    def _rest(self, mixed: Tensor, residual: Tensor) -> States:
+        """The layer behind attention, and the final norm."""
+        layer: Layer = self.layers[0]  # type: ignore[assignment]
+        residual = residual + mixed
+        # vLLM calls this sum hidden_prenorm: it is what the next step is fed with, unless norm_output is set.
+        before = layer.mlp(layer.post_attention_layernorm(residual)) + residual
+        normed = self.norm(before)
+        return States(normed, normed if self.shape.norm_output else before)
+
+    def _rotation(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin [T, 1, d], float32, of int64 positions [T]."""
+        cos, sin = self.rotary(like.float()[:0], positions[None])
+        return cos[0][:, None], sin[0][:, None]
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate [T, heads, d] by cos and sin [T, 1, d]; keeps the dtype of ``x``."""
+    return (x * cos + rotate_half(x) * sin).to(x.dtype)
+
+
+def _segments(rows: Rows, left: Tensor) -> list[Segment]:
+    """The rows of a pack that still have queries; ``left`` int64 [N_k] indexes the slots that counted at step 0."""
+    segments = []
+    ends = torch.searchsorted(left, torch.tensor(rows.counted).cumsum(0)).tolist()
+    query = key = 0
+    for width, end in zip(rows.widths, ends, strict=True):
+        if end > query:
+            segments.append(Segment(query, end, key, key + width))
+        query, key = end, key + width
+    return segments

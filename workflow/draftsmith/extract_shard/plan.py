@@ -1,0 +1,55 @@
+"""Which rows a shard is answerable for, and how those that are missing are packed into batches.
+
+The share of a shard follows from the rows alone, never from what the store holds, so that shards that start at different
+times share nothing. What is already in the store is then left out, wherever and by whichever shard it was computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+from draftsmith.errors import DraftsmithError
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """A row to extract: its id and its length in tokens."""
+
+    row_id: str
+    length: int
+
+
+def pack(rows: Sequence[PlannedRow], batch_tokens: int) -> list[list[PlannedRow]]:
+    """Cut ``rows``, in order, into batches of at most ``batch_tokens`` tokens; a longer row is a batch of its own."""
+    batches: list[list[PlannedRow]] = []
+    room = 0
+    for row in rows:
+        if not batches or row.length > room:
+            batches.append([])
+            room = batch_tokens
+        batches[-1].append(row)
+        room -= row.length
+    return batches
+
+
+def parse_scatteritem(scatteritem: str) -> tuple[int, int]:
+    """Snakemake's ``2-of-8`` as (index from 0, count)."""
+    try:
+        place, count = (int(part) for part in scatteritem.split("-of-"))
+    except ValueError:
+        place, count = 0, 0
+    if not 1 <= place <= count:
+        raise DraftsmithError(f"--scatteritem {scatteritem}: write it as 1-of-1, 2-of-8 …")
+    return place - 1, count
+
+
+def share(rows: Sequence[PlannedRow], scatteritem: str, batch_tokens: int) -> list[PlannedRow]:
+    """Rows of one shard: every n-th pack of all rows, so that the shards get about the same number of tokens."""
+    place, count = parse_scatteritem(scatteritem)
+    return [row for group in pack(rows, batch_tokens)[place::count] for row in group]
+
+
+def missing(rows: Sequence[PlannedRow], present: Container[str]) -> list[PlannedRow]:
+    """Rows that the store does not hold yet."""
+    return [row for row in rows if row.row_id not in present]

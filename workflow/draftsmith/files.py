@@ -1,0 +1,67 @@
+"""Files that are either complete or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from draftsmith.errors import DraftsmithError
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make a rename inside ``folder`` survive a power cut; file systems that cannot are left alone."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; it takes the name ``path`` only when the block ends well."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; a missing or broken file is a :class:`DraftsmithError` that names it."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise DraftsmithError(f"{path}: no such file; the stage that makes it has not run") from None
+    except ValueError as error:
+        raise DraftsmithError(f"{path}: not valid JSON ({error}); delete it and run its stage again") from None
+
+
+def check_writable(folder: Path, key: str) -> None:
+    """Fail with one sentence unless files can be made in ``folder`` (created if missing)."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / f".draftsmith-{uuid.uuid4().hex[:8]}"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise DraftsmithError(
+            f"{folder}: cannot be written ({error.strerror}); name another folder in the config key {key}"
+        ) from None

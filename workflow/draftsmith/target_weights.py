@@ -1,0 +1,69 @@
+"""Single tensors of the target's checkpoint, without building the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from draftsmith.errors import DraftsmithError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_EMBEDDING = "embed_tokens.weight"
+_HEAD = "lm_head.weight"
+
+
+def tensor_files(folder: Path) -> dict[str, Path]:
+    """Name of every tensor of the checkpoint, with the safetensors file that holds it."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+    from safetensors import safe_open
+
+    names: dict[str, Path] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            names.update(dict.fromkeys(opened.keys(), file))
+    return names
+
+
+def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """Read the named tensors, in the checkpoint's dtype.
+
+    Raises :class:`DraftsmithError` when one is missing.
+    """
+    from safetensors import safe_open
+
+    files = tensor_files(folder)
+    found: dict[str, Tensor] = {}
+    for name in names:
+        if name not in files:
+            raise DraftsmithError(f"{folder}: the checkpoint has no tensor {name}; is it complete?")
+        with safe_open(files[name], framework="pt") as opened:
+            found[name] = opened.get_tensor(name)
+    return found
+
+
+def _by_suffix(folder: Path, suffix: str) -> Tensor | None:
+    # Multimodal wrappers put 'language_model.' or 'model.language_model.' in front; towers have embeddings of other names.
+    matches = sorted((name for name in tensor_files(folder) if name == suffix or name.endswith("." + suffix)), key=len)
+    return read_tensors(folder, matches[:1])[matches[0]] if matches else None
+
+
+def embedding_weight(folder: Path) -> Tensor:
+    """The input embedding [vocabulary, width], in the checkpoint's dtype."""
+    weight = _by_suffix(folder, _EMBEDDING)
+    if weight is None:
+        weight = _by_suffix(folder, "embedding.weight")
+    if weight is None:
+        raise DraftsmithError(f"{folder}: found no tensor {_EMBEDDING} in its safetensors files")
+    return weight
+
+
+def head_weight(folder: Path) -> Tensor:
+    """The output head [vocabulary, width]: lm_head, or the input embedding where the two are tied."""
+    weight = _by_suffix(folder, _HEAD)
+    return embedding_weight(folder) if weight is None else weight

@@ -1,0 +1,27 @@
+"""clean_gpus: nothing of an earlier run may hold the granted GPUs.
+
+REQUIRED INPUTS: results/NAME/preflight.json, so that it runs late
+OUTPUTS: results/NAME/clean_gpus.json
+The same check is made at the start of every GPU job: on a cluster this rule may have looked at another node.
+"""
+
+
+rule clean_gpus:
+    """Name the processes on the granted GPUs; end orphans of this workflow only where the config allows it."""
+    input:
+        preflight=RESULTS / "preflight.json",
+    output:
+        report=RESULTS / "clean_gpus.json",
+    log:
+        LOGS / "clean_gpus.log",
+    conda:
+        "../../envs/draftsmith.yaml"
+    params:
+        settings=PLAN.settings("clean_gpus"),
+    resources:
+        gpu=GPUS,
+        mem_mb=4000,
+        runtime=10,
+    shell:
+        "{RUN} clean-gpus --settings {params.settings:q} --engine {ENGINE:q} --report {output.report:q}"
+        " 3>&2 > {log:q} 2>&1"

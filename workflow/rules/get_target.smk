@@ -1,0 +1,24 @@
+"""get_target: the model on this machine.
+
+REQUIRED INPUTS: none (config: target)
+OUTPUTS: results/NAME/target.json, which says where the model lies and what it is
+"""
+
+
+rule get_target:
+    """Find or fetch the target and write down its sizes, layer ids and fingerprint."""
+    output:
+        target=RESULTS / "target.json",
+    log:
+        LOGS / "get_target.log",
+    conda:
+        "../../envs/draftsmith.yaml"
+    params:
+        settings=PLAN.settings("get_target"),
+        cache="resources/targets",
+    resources:
+        mem_mb=8000,
+        runtime=lambda wildcards, attempt: 240 * attempt,
+    shell:
+        "{RUN} get-target --settings {params.settings:q} --cache {params.cache:q} --target {output.target:q}"
+        " 3>&2 > {log:q} 2>&1"

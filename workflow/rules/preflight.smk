@@ -1,0 +1,31 @@
+"""preflight: what would fail after an 18-minute load fails here, in seconds.
+
+REQUIRED INPUTS: results/NAME/target.json, results/NAME/tokenize/{rows.parquet,tokenize.json}
+OUTPUTS: results/NAME/preflight.json
+"""
+
+
+rule preflight:
+    """Check the target, the rows, the engine and the machine against one another before any model is loaded."""
+    input:
+        target=RESULTS / "target.json",
+        rows=RESULTS / "tokenize/rows.parquet",
+        tokenize=RESULTS / "tokenize/tokenize.json",
+    output:
+        report=RESULTS / "preflight.json",
+    log:
+        LOGS / "preflight.log",
+    conda:
+        "../../envs/draftsmith.yaml"
+    params:
+        settings=PLAN.settings("preflight"),
+    threads: 8
+    resources:
+        gpu=GPUS,
+        mem_mb=32000,
+        runtime=lambda wildcards, attempt: 30 * attempt,
+    shell:
+        "{RUN} preflight --settings {params.settings:q} --engine {ENGINE:q} --gpus {resources.gpu}"
+        " --target {input.target:q} --rows {input.rows:q} --tokenize-report {input.tokenize:q}"
+        " --report {output.report:q}"
+        " 3>&2 > {log:q} 2>&1"

@@ -1,0 +1,34 @@
+"""regenerate: answers in the target's own words. Part of the DAG only with `regenerate.enabled: true`.
+
+REQUIRED INPUTS: results/NAME/target.json and the conversations that the config names
+OUTPUTS: results/NAME/regenerate/conversations.jsonl, results/NAME/regenerate/regenerate.json
+"""
+
+
+rule regenerate:
+    """Replace every assistant turn by what the target answers; what is answered already is not asked again."""
+    input:
+        target=RESULTS / "target.json",
+        sources=PLAN.sources,
+    output:
+        conversations=RESULTS / "regenerate/conversations.jsonl",
+        report=RESULTS / "regenerate/regenerate.json",
+    log:
+        LOGS / "regenerate.log",
+    benchmark:
+        BENCHMARKS / "regenerate.tsv"
+    conda:
+        "../../envs/draftsmith.yaml"
+    params:
+        settings=PLAN.settings("regenerate"),
+        workdir=WORK / "regenerate",
+    threads: 16
+    resources:
+        gpu=GPUS,
+        mem_mb=64000,
+        runtime=lambda wildcards, attempt: 720 * attempt,
+    shell:
+        "{RUN} regenerate --settings {params.settings:q} --engine {ENGINE:q} --gpus {resources.gpu}"
+        " --target {input.target:q} --workdir {params.workdir:q}"
+        " --conversations {output.conversations:q} --report {output.report:q}"
+        " 3>&2 > {log:q} 2>&1"

@@ -1,0 +1,41 @@
+"""report: one page about the whole run.
+
+REQUIRED INPUTS: the JSON files that the stages wrote
+OUTPUTS: results/NAME/report.html
+"""
+
+
+rule report:
+    """Data, losses, acceptance, speed, provenance and failures, in one self-contained page."""
+    input:
+        target=RESULTS / "target.json",
+        tokenize=RESULTS / "tokenize/tokenize.json",
+        preflight=ancient(RESULTS / "preflight.json"),
+        manifest=RESULTS / "extract/manifest.json",
+        shards=gather.extract(str(RESULTS / "extract/shards/{scatteritem}.json")),
+        vocabulary=RESULTS / "vocabulary/vocabulary.json",
+        train=RESULTS / "train/train.json",
+        export=RESULTS / "draft/export.json",
+        evaluate=RESULTS / "evaluate/evaluate.json",
+    output:
+        page=report(
+            RESULTS / "report.html",
+            caption="../report/page.rst",
+            category="Draft",
+            labels={"what": "the whole run"},
+        ),
+    log:
+        LOGS / "report.log",
+    conda:
+        "../../envs/draftsmith.yaml"
+    params:
+        settings=PLAN.settings("report"),
+        results=RESULTS,
+        benchmarks=BENCHMARKS,
+    resources:
+        mem_mb=4000,
+        runtime=15,
+    shell:
+        "{RUN} report --settings {params.settings:q} --engine {ENGINE:q} --results {params.results:q}"
+        " --benchmarks {params.benchmarks:q} --page {output.page:q}"
+        " 3>&2 > {log:q} 2>&1"

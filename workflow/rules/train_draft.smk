@@ -1,0 +1,37 @@
+"""train_draft: the draft learns the target's own predictions from the stored states.
+
+REQUIRED INPUTS: results/NAME/{target.json,tokenize/rows.parquet,extract/manifest.json,vocabulary/vocabulary.safetensors}
+OUTPUTS: results/NAME/train/draft.safetensors, results/NAME/train/train.json
+Checkpoints lie in work/NAME/train, keyed by everything that changes them; the same command goes on from the newest.
+"""
+
+
+rule train_draft:
+    """Train with the training-time test and keep the weights of the end."""
+    input:
+        target=RESULTS / "target.json",
+        rows=RESULTS / "tokenize/rows.parquet",
+        manifest=RESULTS / "extract/manifest.json",
+        vocabulary=RESULTS / "vocabulary/vocabulary.safetensors",
+    output:
+        draft=RESULTS / "train/draft.safetensors",
+        report=RESULTS / "train/train.json",
+    log:
+        LOGS / "train_draft.log",
+    benchmark:
+        BENCHMARKS / "train_draft.tsv"
+    conda:
+        "../../envs/draftsmith.yaml"
+    params:
+        settings=PLAN.settings("train_draft"),
+        workdir=WORK / "train",
+    threads: 32
+    resources:
+        gpu=GPUS,
+        mem_mb=64000,
+        runtime=lambda wildcards, attempt: 1440 * attempt,
+    shell:
+        "{RUN} train-draft --settings {params.settings:q} --target {input.target:q} --rows {input.rows:q}"
+        " --manifest {input.manifest:q} --vocabulary {input.vocabulary:q} --workdir {params.workdir:q}"
+        " --draft {output.draft:q} --report {output.report:q}"
+        " 3>&2 > {log:q} 2>&1"
