@@ -6,7 +6,10 @@
 # A box of the DAG, its rule, the file in workflow/rules/, the command `draftsmith` and the Python module share one name.
 
 
-configfile: "config/config.yaml"
+# The demo. Another config stands on its own: whatever it does not name is the model's default, not the demo's value.
+if not workflow.overwrite_configfiles:
+
+    configfile: "config/config.yaml"
 
 
 include: "workflow/rules/common.smk"

@@ -36,8 +36,8 @@ class Chat:
         template = getattr(tokenizer, "chat_template", None)
         if not template:
             raise DraftsmithError(
-                f"{getattr(tokenizer, 'name_or_path', 'the target')}: the tokenizer has no chat template; put the one that the server "
-                "uses beside it as chat_template.jinja"
+                f"{getattr(tokenizer, 'name_or_path', 'the target')}: the tokenizer has no chat template; put the one "
+                "that the server uses beside it as chat_template.jinja"
             )
         self.template = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
         self._args = template_args
@@ -60,8 +60,8 @@ class Chat:
         chat = cls(tokenizer, template_args, [] if ends is None else [ends] if isinstance(ends, int) else ends)
         if "strftime_now" in chat.template:
             log(
-                "the chat template can write today's date, which changes every row from day to day; if it takes the date as an "
-                "argument, fix it in tokenize.template_args"
+                "the chat template can write today's date, which changes every row from day to day; if it takes the "
+                "date as an argument, fix it in tokenize.template_args"
             )
         return chat
 
@@ -77,16 +77,16 @@ class Chat:
         """
         try:
             return self._render(messages, tools, prompt)
-        except TypeError:
-            # Templates join a call's arguments to text (older ones) or turn them into JSON (the convention now).
+        except TypeError as error:
+            # Templates either join a call's arguments to text (older ones) or turn them into JSON (the convention now).
             if self._arguments_as_text or not any("tool_calls" in message for message in messages):
-                raise
-            self._arguments_as_text = True
-            try:
-                return self._render(messages, tools, prompt)
-            except Unusable:
-                self._arguments_as_text = False
-                raise
+                raise _failed(error) from error
+        self._arguments_as_text = True
+        try:
+            return self._render(messages, tools, prompt)
+        except (Unusable, TypeError) as error:
+            self._arguments_as_text = False
+            raise _failed(error) from error
 
     def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, prompt: bool) -> str:
         from jinja2 import TemplateError
@@ -94,13 +94,17 @@ class Chat:
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    self.template_messages(messages), tools=tools, tokenize=False, add_generation_prompt=prompt, **self._args
+                    self.template_messages(messages),
+                    tools=tools,
+                    tokenize=False,
+                    add_generation_prompt=prompt,
+                    **self._args,
                 )
             )
         except TemplateError as error:
             raise Unusable("template_refused", " ".join(str(error).split())[:200]) from error
         except (ValueError, KeyError, IndexError, AttributeError) as error:
-            raise Unusable("template_failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+            raise _failed(error) from error
 
     def template_messages(self, messages: Sequence[Message]) -> list[Message]:
         """Messages with the keys that templates read, reasoning under each of its three usual names."""
@@ -111,16 +115,25 @@ class Chat:
                 given |= {"reasoning": reasoning, "thinking": reasoning}
             if self._arguments_as_text and "tool_calls" in given:
                 given["tool_calls"] = [
-                    call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}}
+                    call
+                    | {
+                        "function": call["function"]
+                        | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}
+                    }
                     for call in given["tool_calls"]
                 ]
             shown.append(given)
         return shown
 
     def tagged(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> tuple[list[int], list[int]]:
-        """Token ids of ``messages`` and, for each, 1 where the template's ``{% generation %}`` block wrote it, else 0."""
+        """Token ids of ``messages`` and for each 1 where the template's ``{% generation %}`` block wrote it, else 0."""
         encoded = self.tokenizer.apply_chat_template(
-            self.template_messages(messages), tools=tools, tokenize=True, return_dict=True, return_assistant_tokens_mask=True, **self._args
+            self.template_messages(messages),
+            tools=tools,
+            tokenize=True,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **self._args,
         )
         return list(encoded["input_ids"]), list(encoded["assistant_masks"])
 
@@ -128,7 +141,9 @@ class Chat:
         """Token ids of a rendered text, to which nothing is added: the template wrote the special tokens."""
         if not self.fast:
             return Encoded(list(self.tokenizer(text, add_special_tokens=False)["input_ids"]), None, None)
-        encoded = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True)
+        encoded = self.tokenizer(
+            text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True
+        )
         offsets = encoded["offset_mapping"]
         return Encoded(list(encoded["input_ids"]), [start for start, _ in offsets], [end for _, end in offsets])
 
@@ -139,3 +154,11 @@ class Chat:
     def template_ids(self) -> set[int]:
         """Ids of added tokens whose text the template's source contains: those that it may emit."""
         return {token for token, added in self._added.items() if added.content in self.template}
+
+
+def _failed(error: Exception) -> Unusable:
+    return (
+        error
+        if isinstance(error, Unusable)
+        else Unusable("template_failed", f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+    )

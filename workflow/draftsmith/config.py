@@ -134,6 +134,8 @@ class Tokenize(Section):
     """Seed of the split into training, validation and evaluation."""
     template_args: dict[str, Any] = {}
     """Arguments of the chat template, such as `enable_thinking`; must be the server's."""
+    mask: Literal["auto", "prefix", "generation_tags", "token_scan"] = "auto"
+    """How answers are found in the tokens; auto tries all on samples, compares them and takes the first that works."""
 
 
 class Preflight(Section):
@@ -205,6 +207,10 @@ class Train(Section):
     """Width of the draft's MLP; unset: the target's dense one."""
     norm_before_residual: bool = True
     """The residual of the draft's layer is the normed state (as EAGLE-3.1 and speculators have it)."""
+    fc_norm: bool = False
+    """Norm the state of each captured layer before they are combined (EAGLE-3.1's `fc_norm`)."""
+    norm_output: bool = False
+    """Feed the normed output back into the next draft step (EAGLE-3.1's `norm_output`)."""
     train_head: bool = True
     """Train the draft's lm_head, which starts from the target's rows; otherwise it stays frozen."""
     save_steps: Positive = 200

@@ -1,8 +1,8 @@
 """Conversations of any shape in one shape: OpenAI messages, with a reason code for each row that cannot be used.
 
-Taken are OpenAI's ``messages`` (null or list content, tool calls, tool replies, reasoning), ShareGPT's ``conversations``
-(``from``/``value``) and prompts alone (``prompt``, a text or messages). A role that is not known drops its conversation:
-turned into an assistant, as some do, it would be learnt as if the target had said it.
+Taken are OpenAI's ``messages`` (null or list content, tool calls, tool replies, reasoning), ShareGPT's
+``conversations`` (``from``/``value``) and prompts alone (``prompt``, a text or messages). A role that is not known drops
+its conversation: turned into an assistant, as some do, it would be learnt as if the target had said it.
 """
 
 from __future__ import annotations
@@ -87,7 +87,12 @@ class Conversation:
 
     def as_row(self) -> dict[str, Any]:
         """The conversation as a JSONL row that :func:`normalise` reads back to an equal one."""
-        row: dict[str, Any] = {"id": self.conversation_id, "source": self.source, "domain": self.domain, "messages": self.messages}
+        row: dict[str, Any] = {
+            "id": self.conversation_id,
+            "source": self.source,
+            "domain": self.domain,
+            "messages": self.messages,
+        }
         optional = {"tools": self.tools, "split": self.split, "generated": self.generated}
         return row | {key: value for key, value in optional.items() if value is not None}
 
@@ -121,7 +126,9 @@ class DropCount:
         unusable = sum(count for reason, count in self.counts.items() if reason not in harmless)
         if total and unusable > allowed * total:
             listed = "; ".join(
-                f"{reason} {count} (first: {self.examples[reason]})" for reason, count in self.counts.most_common() if reason not in harmless
+                f"{reason} {count} (first: {self.examples[reason]})"
+                for reason, count in self.counts.most_common()
+                if reason not in harmless
             )
             raise DraftsmithError(
                 f"{unusable} of {total} conversations cannot be used, more than data.max_dropped_fraction ({allowed:g}) "
@@ -135,7 +142,10 @@ class DropCount:
 
 
 def read_conversations(sources: Sequence[Source]) -> Iterator[Conversation | Dropped]:
-    """All conversations of the sources in order; a file in which no row has any messages is a :class:`DraftsmithError`."""
+    """All conversations of the sources in order.
+
+    Raises :class:`DraftsmithError` at the end of a file in which no row has any messages.
+    """
     for index, source in enumerate(sources):
         rows = read_source(source, index)
         domain = source.domain or default_domain(source)
@@ -154,13 +164,19 @@ def read_conversations(sources: Sequence[Source]) -> Iterator[Conversation | Dro
                 yield Dropped(f"{raw.file}, {raw.place}", unusable.reason, unusable.detail)
         _check_not_empty(file, seen, empty, first)
         if not any_row:
-            raise DraftsmithError(f"{source.path}: holds no conversations; data.sources[{index}] needs rows with {_KNOWN_KEYS}")
+            raise DraftsmithError(
+                f"{source.path}: holds no conversations; data.sources[{index}] needs rows with {_KNOWN_KEYS}"
+            )
 
 
 def _check_not_empty(file: str | None, seen: int, empty: int, first: RawRow | None) -> None:
     if file is not None and first is not None and seen == empty:
-        found = ", ".join(map(str, first.value)) if isinstance(first.value, Mapping) else f"a {type(first.value).__name__}"
-        raise DraftsmithError(f"{file}: holds no conversations; its rows need {_KNOWN_KEYS}, and the first has {found or 'no keys'}")
+        found = (
+            ", ".join(map(str, first.value)) if isinstance(first.value, Mapping) else f"a {type(first.value).__name__}"
+        )
+        raise DraftsmithError(
+            f"{file}: holds no conversations; its rows need {_KNOWN_KEYS}, and the first has {found or 'no keys'}"
+        )
 
 
 def normalise(raw: RawRow, source: str, domain: str) -> Conversation:
@@ -175,7 +191,10 @@ def normalise(raw: RawRow, source: str, domain: str) -> Conversation:
     split = row.get("split")
     if split is not None and str(split).lower() not in _SPLITS:
         raise Unusable("unknown_split", repr(split))
-    name = next((str(row[key]) for key in _ID_KEYS if row.get(key) not in (None, "")), f"{source}:{raw.place.rsplit(' ', 1)[-1]}")
+    name = next(
+        (str(row[key]) for key in _ID_KEYS if row.get(key) not in (None, "")),
+        f"{source}:{raw.place.rsplit(' ', 1)[-1]}",
+    )
     generated = row.get("generated")
     conversation = Conversation(
         conversation_id=name,
@@ -225,7 +244,9 @@ def _message(given: Any) -> Message | None:
     content, reasoning = _content(given["content"] if given.get("content") is not None else given.get("value"))
     message: Message = {"role": role, "content": content}
     if role == "assistant":
-        reasoning = next((given[key] for key in _REASONING_KEYS if isinstance(given.get(key), str) and given[key]), reasoning)
+        reasoning = next(
+            (given[key] for key in _REASONING_KEYS if isinstance(given.get(key), str) and given[key]), reasoning
+        )
         if reasoning:
             message["reasoning_content"] = reasoning
         calls = given.get("tool_calls") or ([given["function_call"]] if given.get("function_call") else [])
@@ -251,14 +272,19 @@ def _content(given: Any) -> tuple[str, str]:
         return given, ""
     if not isinstance(given, list):
         raise Unusable("bad_message", f"content is a {type(given).__name__}")
-    text, reasoning = [], []
+    texts: list[str] = []
+    thoughts: list[str] = []
     for part in given:
-        kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
-        value = part if isinstance(part, str) else part.get(kind if kind in ("thinking", "reasoning") else "text") if isinstance(part, Mapping) else None
-        if kind not in ("text", "input_text", "output_text", "thinking", "reasoning") or not isinstance(value, str):
+        if isinstance(part, str):
+            part = {"text": part}
+        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
+        if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        elif kind in ("thinking", "reasoning") and isinstance(part.get(kind, part.get("text")), str):
+            thoughts.append(part.get(kind, part.get("text")))
+        else:
             raise Unusable("non_text_content", str(kind))
-        (reasoning if kind in ("thinking", "reasoning") else text).append(value)
-    return "".join(text), "".join(reasoning)
+    return "".join(texts), "".join(thoughts)
 
 
 def _tool_calls(calls: Any) -> list[dict[str, Any]]:
@@ -281,10 +307,11 @@ def _tools(given: Any) -> list[dict[str, Any]] | None:
     given = _parsed(given) if isinstance(given, str) and given.strip() else given
     if not given:
         return None
-    tools = [_parsed(tool) if isinstance(tool, str) else tool for tool in given] if isinstance(given, list) else [None]
-    if not all(isinstance(tool, dict) for tool in tools):
+    tools = [_parsed(tool) if isinstance(tool, str) else tool for tool in given] if isinstance(given, list) else []
+    objects = [tool for tool in tools if isinstance(tool, dict)]
+    if not objects or len(objects) != len(tools):
         raise Unusable("bad_tools", "tools are no list of objects")
-    return tools
+    return objects
 
 
 def _parsed(text: str) -> Any:
@@ -295,4 +322,6 @@ def _parsed(text: str) -> Any:
 
 
 def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()).hexdigest()[:32]
+    return hashlib.sha256(
+        json.dumps(value, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    ).hexdigest()[:32]

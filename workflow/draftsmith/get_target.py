@@ -50,7 +50,10 @@ _SIZES = {
 
 
 def run(config: Config, *, cache: Path, target: Path) -> None:
-    """Resolve ``config.target`` and write ``target`` (target.json); checkpoints that must be made or fetched go to ``cache``."""
+    """Resolve ``config.target`` and write ``target`` (target.json).
+
+    Checkpoints that have to be made or fetched go to ``cache``.
+    """
     source = config.target.source
     started = time.monotonic()
     revision = config.target.revision
@@ -69,9 +72,9 @@ def run(config: Config, *, cache: Path, target: Path) -> None:
     )
     write_json(target, described)
     log(
-        f"target {source}: {described['model_type']}, {described['num_layers']} layers of width {described['hidden_size']}, "
-        f"vocabulary {described['vocab_size']}, states of layers {described['layers']} and the final one "
-        f"({time.monotonic() - started:.1f} s)"
+        f"target {source}: {described['model_type']}, {described['num_layers']} layers of width "
+        f"{described['hidden_size']}, vocabulary {described['vocab_size']}, states of layers {described['layers']} and the "
+        f"final one ({time.monotonic() - started:.1f} s)"
     )
 
 
@@ -93,8 +96,10 @@ def describe(
     _check_shards(folder)
     tokenizer_files = sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
     if not tokenizer_files:
-        raise DraftsmithError(f"{folder}: holds no tokenizer files (target.source: {source}); save the tokenizer beside the model")
-    text = next((settings[key] for key in _TEXT_CONFIGS if isinstance(settings.get(key), dict)), {})
+        raise DraftsmithError(
+            f"{folder}: holds no tokenizer files (target.source: {source}); save the tokenizer beside the model"
+        )
+    text: dict[str, Any] = next((settings[key] for key in _TEXT_CONFIGS if isinstance(settings.get(key), dict)), {})
     sizes = _sizes(settings, text, folder, trust_remote_code)
     dtype = text.get("dtype") or text.get("torch_dtype") or settings.get("dtype") or settings.get("torch_dtype")
     return {
@@ -124,17 +129,19 @@ def resolve_layers(layers: list[int] | None, num_layers: int) -> list[int]:
         layers = [2, n // 2, n - 3]
         if not 0 <= layers[0] < layers[1] < layers[2]:
             raise DraftsmithError(
-                f"target.layers: a target of n = {n} layers is too small for the default [2, n//2, n-3], which would be "
-                f"{layers}; give distinct ascending ids between 0 and {n - 1}"
+                f"target.layers: a target of n = {n} layers is too small for the default [2, n//2, n-3], which would "
+                f"be {layers}; give distinct ascending ids between 0 and {n - 1}"
             )
     if n in layers:
         raise DraftsmithError(
-            f"target.layers: {n} is the state behind the last of n = {n} layers, which is always stored besides, after the "
-            f"final norm; leave {n} out of {layers}"
+            f"target.layers: {n} is the state behind the last of n = {n} layers, which is always stored besides, after "
+            f"the final norm; leave {n} out of {layers}"
         )
     outside = [layer for layer in layers if not 0 <= layer < n]
     if outside:
-        raise DraftsmithError(f"target.layers: {outside} lie outside of the target's layers; with n = {n} ids go from 0 to {n - 1}")
+        raise DraftsmithError(
+            f"target.layers: {outside} lie outside of the target's layers; with n = {n} ids go from 0 to {n - 1}"
+        )
     if sorted(set(layers)) != layers:
         raise DraftsmithError(f"target.layers: ids must be distinct and ascending, {layers} are not; n = {n}")
     return layers
@@ -172,7 +179,9 @@ def _read_config(folder: Path, source: str) -> dict[str, Any]:
         )
     path = folder / "config.json"
     if not path.is_file():
-        raise DraftsmithError(f"{folder}: holds no config.json; target.source ({source}) must name the folder of a checkpoint")
+        raise DraftsmithError(
+            f"{folder}: holds no config.json; target.source ({source}) must name the folder of a checkpoint"
+        )
     try:
         settings = json.loads(path.read_text())
     except ValueError as error:
@@ -207,7 +216,9 @@ def _sizes(settings: dict[str, Any], text: dict[str, Any], folder: Path, trust_r
 
         complete = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
         sizes = {
-            name: value if value is not None else next((getattr(complete, key) for key in _SIZES[name] if hasattr(complete, key)), None)
+            name: value
+            if value is not None
+            else next((getattr(complete, key) for key in _SIZES[name] if hasattr(complete, key)), None)
             for name, value in sizes.items()
         }
     found: dict[str, int] = {}
@@ -251,7 +262,9 @@ def _from_package(name: str, cache: Path) -> Path:
     files = sorted(path for place in spec.submodule_search_locations for path in Path(place).rglob("*.gguf"))
     if len(files) != 1:
         shown = ", ".join(path.name for path in files) or "none"
-        raise DraftsmithError(f"target.source {_PACKAGE}{name}: the package must ship exactly one .gguf file; found {shown}")
+        raise DraftsmithError(
+            f"target.source {_PACKAGE}{name}: the package must ship exactly one .gguf file; found {shown}"
+        )
     folder = cache / f"{name}-{_version(name, files[0])}"
     # The folder was renamed into place when it was complete.
     if not folder.is_dir():

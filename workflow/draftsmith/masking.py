@@ -33,7 +33,7 @@ METHODS: tuple[Method, ...] = ("prefix", "generation_tags", "token_scan")
 
 REASONS = {
     "no_answer": "no assistant message follows a user message",
-    "empty_answer": "an assistant message has neither text nor a tool call",
+    "empty_answer": "an assistant message has neither text nor reasoning nor a tool call",
     "template_refused": "the chat template raised its own error, for instance on the order of roles",
     "template_failed": "the chat template failed on the messages",
     "not_aligned": "the answers could not be found again in the tokens",
@@ -52,11 +52,13 @@ class MaskedRow:
     """Token ids of a row, and half-open supervised spans in them, ascending; the row ends with the last span.
 
     ``straddled`` counts answers whose first characters share a token with their header; they begin at the next token.
+    ``restored`` tells that the row holds reasoning which the template left out.
     """
 
     ids: list[int]
     spans: list[Span]
     straddled: int = 0
+    restored: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,12 +133,13 @@ class Masker:
         answers = answer_indices(messages)
         written = self._written(conversation, answers)
         texts = self._texts(messages, tools, answers)
-        prompts_known = bool(texts.prompts)
-        lost = prompts_known and any(self._reasoning_lost(texts, place) for place in range(len(answers)))
+        lost = any(self._reasoning_lost(texts, place) for place in range(len(texts.prompts)))
         rows: list[MaskedRow] = []
         if texts.stable and not lost:
             row = self._locate(texts, tools)
-            if all(ids is None or ids == row.ids[start:end] for ids, (start, end) in zip(written, row.spans, strict=True)):
+            if all(
+                ids is None or ids == row.ids[start:end] for ids, (start, end) in zip(written, row.spans, strict=True)
+            ):
                 rows = [row]
         if not rows:
             rows = [self._turn(texts, tools, place, written[place]) for place in range(len(answers))]
@@ -177,7 +180,13 @@ class Masker:
         messages, answers = texts.messages, texts.answers
         if self.method == "prefix":
             try:
-                return self._by_prefix(texts.whole, [len(text) for text in texts.prompts], [len(text) for text in texts.closed], messages, answers)
+                return self._by_prefix(
+                    texts.whole,
+                    [len(text) for text in texts.prompts],
+                    [len(text) for text in texts.closed],
+                    messages,
+                    answers,
+                )
             except _NotFound:
                 # A slow tokenizer that joins tokens across the borders of an answer.
                 return self._try(self._by_scan, texts.whole, messages, answers)
@@ -185,20 +194,25 @@ class Masker:
             return self._try(self._by_tags, tools, messages, answers)
         return self._try(self._by_scan, texts.whole, messages, answers)
 
-    def _turn(self, texts: _Texts, tools: list[dict[str, Any]] | None, place: int, written: list[int] | None) -> MaskedRow:
+    def _turn(
+        self, texts: _Texts, tools: list[dict[str, Any]] | None, place: int, written: list[int] | None
+    ) -> MaskedRow:
         """The row of one answer alone, as it is served: its prompt and what the target writes."""
         index = texts.answers[place]
         messages = texts.messages[: index + 1]
         if written is not None:
-            prompt = self.prompt_ids(messages[:-1], tools)
-            return MaskedRow([*prompt, *written], [(len(prompt), len(prompt) + len(written))])
+            asked = self.prompt_ids(messages[:-1], tools)
+            return MaskedRow([*asked, *written], [(len(asked), len(asked) + len(written))])
         if self.method != "prefix":
             one = _Texts(messages, [index], [], [texts.closed[place]])
             return self._locate(one, tools)
         prompt, closed = texts.prompts[place], texts.closed[place]
-        if self._reasoning_lost(texts, place) or not closed.startswith(prompt):
+        restored = self._reasoning_lost(texts, place) or not closed.startswith(prompt)
+        if restored:
             closed = _restore_reasoning(prompt, closed, messages[-1].get("reasoning_content"))
-        return self._locate(_Texts(messages, [index], [prompt], [closed]), tools)
+        row = self._locate(_Texts(messages, [index], [prompt], [closed]), tools)
+        row.restored = restored
+        return row
 
     def _try(self, method: Callable[..., MaskedRow], *args: Any) -> MaskedRow:
         try:
@@ -209,13 +223,9 @@ class Masker:
     def _by_prefix(
         self, whole: str, begins: list[int], ends: list[int], messages: list[Message], answers: list[int]
     ) -> MaskedRow:
-        if self.chat.fast:
-            encoded, bounds, straddled = self._by_offsets(whole, begins, ends)
-        else:
-            encoded, bounds, straddled = self._by_pieces(whole, begins, ends), [], 0
-            encoded, bounds = encoded
-        spans = [self._close(encoded, *bound, messages[index]) for bound, index in zip(bounds, answers, strict=True)]
-        return _cut(encoded, spans, straddled)
+        ids, bounds, straddled = (self._by_offsets if self.chat.fast else self._by_pieces)(whole, begins, ends)
+        spans = [self._close(ids, *bound, messages[index]) for bound, index in zip(bounds, answers, strict=True)]
+        return _cut(ids, spans, straddled)
 
     def _by_offsets(self, whole: str, begins: list[int], ends: list[int]) -> tuple[list[int], list[Span], int]:
         encoded: Encoded = self.chat.encode(whole)
@@ -230,7 +240,7 @@ class Masker:
             bounds.append((first, bisect_left(encoded.starts, end)))
         return encoded.ids, bounds, straddled
 
-    def _by_pieces(self, whole: str, begins: list[int], ends: list[int]) -> tuple[list[int], list[Span]]:
+    def _by_pieces(self, whole: str, begins: list[int], ends: list[int]) -> tuple[list[int], list[Span], int]:
         ids: list[int] = []
         bounds, done = [], 0
         for begin, end in zip(begins, ends, strict=True):
@@ -241,17 +251,30 @@ class Masker:
             done = end
         if ids != self.chat.encode(whole[:done]).ids:
             raise _NotFound("the pieces are encoded in another way than the whole")
-        return ids, bounds
+        return ids, bounds, 0
 
     def _by_tags(self, tools: list[dict[str, Any]] | None, messages: list[Message], answers: list[int]) -> MaskedRow:
         shown = messages[: answers[-1] + 1]
         ids, mask = self.chat.tagged(shown, tools)
-        edges = [place for place in range(len(mask) + 1) if (mask[place - 1] if place else 0) != (mask[place] if place < len(mask) else 0)]
+        edges = [
+            place
+            for place in range(len(mask) + 1)
+            if (mask[place - 1] if place else 0) != (mask[place] if place < len(mask) else 0)
+        ]
         runs = list(zip(edges[::2], edges[1::2], strict=True))
         spans = []
-        for (start, end), message in zip(self._pick(runs, shown, answers), (messages[index] for index in answers), strict=True):
+        for (start, end), message in zip(
+            self._pick(runs, shown, answers), (messages[index] for index in answers), strict=True
+        ):
             header = self.marks.header
-            kept = next((k for k in range(min(len(header), end - start), 0, -1) if tuple(ids[start : start + k]) == header[-k:]), 0)
+            kept = next(
+                (
+                    k
+                    for k in range(min(len(header), end - start), 0, -1)
+                    if tuple(ids[start : start + k]) == header[-k:]
+                ),
+                0,
+            )
             if not self._ended(ids, start, end) and end < len(ids) and ids[end] in self.chat.special:
                 end += 1
             spans.append(self._close(ids, start + kept, end, message))
@@ -271,7 +294,10 @@ class Masker:
             runs.append((start, stop + 1))
             place = stop + 1
         shown = messages[: answers[-1] + 1]
-        spans = [self._close(ids, *run, messages[index]) for run, index in zip(self._pick(runs, shown, answers), answers, strict=True)]
+        spans = [
+            self._close(ids, *run, messages[index])
+            for run, index in zip(self._pick(runs, shown, answers), answers, strict=True)
+        ]
         return _cut(ids, spans)
 
     @staticmethod
@@ -286,7 +312,10 @@ class Masker:
         return [run for run, index in zip(runs, assistants, strict=True) if index in answers]
 
     def _ended(self, ids: list[int], start: int, end: int) -> bool:
-        return any(token in self.chat.special for token in ids[start:end]) and self._last_special(ids, start, end) is not None
+        return (
+            any(token in self.chat.special for token in ids[start:end])
+            and self._last_special(ids, start, end) is not None
+        )
 
     def _last_special(self, ids: list[int], start: int, end: int) -> int | None:
         """Place of the last special token of ids[start:end] if only white space follows it there."""
@@ -342,7 +371,9 @@ def choose(chat: Chat, samples: Sequence[Conversation], asked: str = "auto") -> 
     chosen = next((method for method in METHODS if handled and 2 * len(found.get(method, ())) > len(handled)), None)
     if chosen is None:
         listed = "; ".join(f"{method}: {reason}" for method, reason in reasons.items()) or "there are none"
-        raise DraftsmithError(f"in none of the first {len(samples)} conversations could an answer be found in the tokens ({listed})")
+        raise DraftsmithError(
+            f"in none of the first {len(samples)} conversations could an answer be found in the tokens ({listed})"
+        )
     for method in METHODS:
         for number in sorted(set(found[chosen]) & set(found.get(method, ()))):
             _compare(chat, samples[number], chosen, found[chosen][number], method, found[method][number])
@@ -360,7 +391,7 @@ def answer_indices(messages: Sequence[Message]) -> list[int]:
     for index, message in enumerate(messages):
         asked = asked or message["role"] in ("user", "tool")
         if asked and message["role"] == "assistant":
-            if not (message["content"].strip() or message.get("tool_calls")):
+            if not (message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content")):
                 raise Unusable("empty_answer", f"message {index + 1}")
             answers.append(index)
     if not answers:
@@ -368,9 +399,12 @@ def answer_indices(messages: Sequence[Message]) -> list[int]:
     return answers
 
 
-def _compare(chat: Chat, sample: Conversation, one: str, rows: list[MaskedRow], other: str, others: list[MaskedRow]) -> None:
+def _compare(
+    chat: Chat, sample: Conversation, one: str, rows: list[MaskedRow], other: str, others: list[MaskedRow]
+) -> None:
     for row, second in zip(rows, others, strict=False):
-        if row.straddled or second.straddled or len(rows) != len(others) or (row.ids, row.spans) == (second.ids, second.spans):
+        comparable = len(rows) == len(others) and not any(r.straddled or r.restored for r in (row, second))
+        if not comparable or (row.ids, row.spans) == (second.ids, second.spans):
             continue
         shown = [[chat.decode(r.ids[start:end]) for start, end in r.spans] for r in (row, second)]
         differing = next(((a, b) for a, b in zip(*shown, strict=False) if a != b), (shown[0][-1], shown[1][-1]))
@@ -402,7 +436,9 @@ def _cut(ids: list[int], spans: list[Span], straddled: int = 0) -> MaskedRow:
 
 def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
     """Length of the common beginning."""
-    return next((place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+    return next(
+        (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
+    )
 
 
 def _find(ids: list[int], wanted: tuple[int, ...], start: int) -> int:

@@ -49,7 +49,9 @@ def default_domain(source: Source) -> str:
 
 def _files(path: Path, key: str) -> list[Path]:
     if path.is_dir():
-        found = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and not file.name.startswith("."))
+        found = sorted(
+            file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and not file.name.startswith(".")
+        )
         if not found:
             raise DraftsmithError(f"{path}: the folder that {key} names holds no {', '.join(_SUFFIXES)} files")
         return found
@@ -80,11 +82,13 @@ def _json_lines(file: Path) -> Iterator[RawRow]:
     with opener(file, "rb") as lines:
         number = 0
         try:
-            for number, line in enumerate(lines, 1):  # noqa: B007 (used where reading itself fails)
+            for number, line in enumerate(lines, 1):
                 if stripped := line.removeprefix(b"\xef\xbb\xbf").strip():
                     yield RawRow(str(file), f"line {number}", _parse(stripped, file, number))
         except (gzip.BadGzipFile, EOFError):
-            raise DraftsmithError(f"{file}: the compressed file is damaged after line {number}; fetch or write it again") from None
+            raise DraftsmithError(
+                f"{file}: the compressed file is damaged after line {number}; fetch or write it again"
+            ) from None
 
 
 def _parse(line: bytes, file: Path, number: int) -> Any:
@@ -127,7 +131,9 @@ def _parquet(file: Path) -> Iterator[RawRow]:
                     yield RawRow(str(file), f"row {number}", _without_nulls(value))
     except pa.ArrowInvalid as error:
         reason = " ".join(str(error).split())
-        raise DraftsmithError(f"{file}: not readable as Parquet after row {number} ({reason}); fetch or write it again") from None
+        raise DraftsmithError(
+            f"{file}: not readable as Parquet after row {number} ({reason}); fetch or write it again"
+        ) from None
 
 
 def _from_hub(source: Source, key: str) -> Iterator[RawRow]:
@@ -146,7 +152,9 @@ def _from_hub(source: Source, key: str) -> Iterator[RawRow]:
     if isinstance(loaded, dict):
         splits = sorted(loaded)
         if len(splits) > 1 and "train" not in splits:
-            raise DraftsmithError(f"{source.path}: has the splits {', '.join(splits)}; name one in {key} as hub:ID:CONFIG:SPLIT")
+            raise DraftsmithError(
+                f"{source.path}: has the splits {', '.join(splits)}; name one in {key} as hub:ID:CONFIG:SPLIT"
+            )
         loaded = loaded["train" if "train" in splits else splits[0]]
     for number, value in enumerate(loaded, 1):
         yield RawRow(source.path, f"row {number}", _without_nulls(value))

@@ -23,5 +23,6 @@ rule clean_gpus:
         mem_mb=4000,
         runtime=10,
     shell:
-        "{RUN} clean-gpus --settings {params.settings:q} --engine {ENGINE:q} --report {output.report:q}"
+        "python -m draftsmith clean-gpus --settings {params.settings:q}"
+        ' --engine "$DRAFTSMITH_ENGINE" --report {output.report:q}'
         " 3>&2 > {log:q} 2>&1"

@@ -1,12 +1,15 @@
 """What every rule shares: the checked config, names of folders, and how settings reach a stage."""
 
+import os
+import shlex
 import sys
 from pathlib import Path
 
 from snakemake.exceptions import WorkflowError
 
-# A clone works without the package being installed, at least as far as a dry run goes.
-sys.path.insert(0, str(Path(workflow.current_basedir).parent))
+# A clone works without the package being installed.
+PACKAGE = Path(workflow.current_basedir).parent
+sys.path.insert(0, str(PACKAGE))
 
 from draftsmith.errors import DraftsmithError
 from draftsmith.workflow import Plan
@@ -23,11 +26,24 @@ LOGS = Path("logs") / PLAN.config.name
 BENCHMARKS = Path("benchmarks/rules") / PLAN.config.name
 WORK = Path("work") / PLAN.config.name
 
-# How the engine runs changes no result. As a global and not a param, it re-runs nothing when it is changed.
-ENGINE = PLAN.engine
 GPUS = PLAN.gpus
-# Descriptor 3 is the terminal: a stage shows its own lines there, while everything else goes to the log.
-RUN = "DRAFTSMITH_CONSOLE=3 draftsmith"
+
+# A job's Python is Snakemake's own, even where that was called by its path; a conda environment still goes before it.
+PYTHON_FOLDER = str(Path(sys.executable).parent)
+if os.environ.get("PATH", "").split(os.pathsep)[0] != PYTHON_FOLDER:
+    os.environ.update(PATH=os.pathsep.join([PYTHON_FOLDER, os.environ.get("PATH", os.defpath)]))
+
+# What a job is told outside of its params, as none of it changes a result and a change must re-run nothing: how the
+# engine runs, where the package lies, and that descriptor 3 is the terminal, where a stage shows its own lines while
+# everything else goes to its log. Braces are doubled for Snakemake's formatting.
+shell.prefix(
+    (
+        f"set -euo pipefail; export DRAFTSMITH_CONSOLE=3 DRAFTSMITH_ENGINE={shlex.quote(PLAN.engine)}"
+        f" PYTHONPATH={shlex.quote(str(PACKAGE))}${{PYTHONPATH:+:$PYTHONPATH}}; "
+    )
+    .replace("{", "{{")
+    .replace("}", "}}")
+)
 
 
 scattergather:

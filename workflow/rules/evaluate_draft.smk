@@ -31,7 +31,8 @@ rule evaluate_draft:
         mem_mb=64000,
         runtime=lambda wildcards, attempt: 240 * attempt,
     shell:
-        "{RUN} evaluate-draft --settings {params.settings:q} --engine {ENGINE:q} --gpus {resources.gpu}"
+        "python -m draftsmith evaluate-draft --settings {params.settings:q}"
+        ' --engine "$DRAFTSMITH_ENGINE" --gpus {resources.gpu}'
         " --target {input.target:q} --draft {params.draft:q} --vocabulary {input.vocabulary:q}"
         " --prompts {input.prompts:q} --workdir {params.workdir:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

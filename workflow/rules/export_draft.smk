@@ -28,7 +28,8 @@ rule export_draft:
         mem_mb=16000,
         runtime=30,
     shell:
-        "{RUN} export-draft --settings {params.settings:q} --target {input.target:q} --draft {input.draft:q}"
+        "python -m draftsmith export-draft --settings {params.settings:q}"
+        " --target {input.target:q} --draft {input.draft:q}"
         " --vocabulary {input.vocabulary:q} --train-report {input.train:q}"
         " --folder {params.folder:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -30,7 +30,8 @@ rule extract_shard:
         mem_mb=lambda wildcards, attempt: 200000 if GPUS > 1 else 32000,
         runtime=lambda wildcards, attempt: 720 * attempt,
     shell:
-        "{RUN} extract-shard --settings {params.settings:q} --engine {ENGINE:q} --gpus {resources.gpu}"
+        "python -m draftsmith extract-shard --settings {params.settings:q}"
+        ' --engine "$DRAFTSMITH_ENGINE" --gpus {resources.gpu}'
         " --target {input.target:q} --rows {input.rows:q} --scatteritem {wildcards.scatteritem}"
         " --manifest {output.manifest:q}"
         " 3>&2 > {log:q} 2>&1"

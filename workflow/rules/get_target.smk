@@ -20,5 +20,6 @@ rule get_target:
         mem_mb=8000,
         runtime=lambda wildcards, attempt: 240 * attempt,
     shell:
-        "{RUN} get-target --settings {params.settings:q} --cache {params.cache:q} --target {output.target:q}"
+        "python -m draftsmith get-target --settings {params.settings:q}"
+        " --cache {params.cache:q} --target {output.target:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -24,6 +24,7 @@ rule map_vocabulary:
         mem_mb=8000,
         runtime=30,
     shell:
-        "{RUN} map-vocabulary --settings {params.settings:q} --target {input.target:q} --rows {input.rows:q}"
+        "python -m draftsmith map-vocabulary --settings {params.settings:q}"
+        " --target {input.target:q} --rows {input.rows:q}"
         " --tokenize-report {input.tokenize:q} --vocabulary {output.vocabulary:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -20,5 +20,5 @@ rule merge_manifest:
         mem_mb=8000,
         runtime=30,
     shell:
-        "{RUN} merge-manifest --rows {input.rows:q} --manifest {output.manifest:q} {input.shards:q}"
+        "python -m draftsmith merge-manifest --rows {input.rows:q} --manifest {output.manifest:q} {input.shards:q}"
         " 3>&2 > {log:q} 2>&1"

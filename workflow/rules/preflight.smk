@@ -25,7 +25,8 @@ rule preflight:
         mem_mb=32000,
         runtime=lambda wildcards, attempt: 30 * attempt,
     shell:
-        "{RUN} preflight --settings {params.settings:q} --engine {ENGINE:q} --gpus {resources.gpu}"
+        "python -m draftsmith preflight --settings {params.settings:q}"
+        ' --engine "$DRAFTSMITH_ENGINE" --gpus {resources.gpu}'
         " --target {input.target:q} --rows {input.rows:q} --tokenize-report {input.tokenize:q}"
         " --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

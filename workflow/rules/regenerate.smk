@@ -28,7 +28,8 @@ rule regenerate:
         mem_mb=64000,
         runtime=lambda wildcards, attempt: 720 * attempt,
     shell:
-        "{RUN} regenerate --settings {params.settings:q} --engine {ENGINE:q} --gpus {resources.gpu}"
+        "python -m draftsmith regenerate --settings {params.settings:q}"
+        ' --engine "$DRAFTSMITH_ENGINE" --gpus {resources.gpu}'
         " --target {input.target:q} --workdir {params.workdir:q}"
         " --conversations {output.conversations:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -36,6 +36,7 @@ rule report:
         mem_mb=4000,
         runtime=15,
     shell:
-        "{RUN} report --settings {params.settings:q} --engine {ENGINE:q} --results {params.results:q}"
+        "python -m draftsmith report --settings {params.settings:q}"
+        ' --engine "$DRAFTSMITH_ENGINE" --results {params.results:q}'
         " --benchmarks {params.benchmarks:q} --page {output.page:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -36,6 +36,7 @@ rule tokenize:
         mem_mb=8000,
         runtime=lambda wildcards, attempt: 120 * attempt,
     shell:
-        "{RUN} tokenize --settings {params.settings:q} --target {input.target:q} {params.conversations}"
+        "python -m draftsmith tokenize --settings {params.settings:q}"
+        " --target {input.target:q} {params.conversations}"
         " --rows {output.rows:q} --prompts {output.prompts:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

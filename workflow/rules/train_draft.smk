@@ -31,7 +31,8 @@ rule train_draft:
         mem_mb=64000,
         runtime=lambda wildcards, attempt: 1440 * attempt,
     shell:
-        "{RUN} train-draft --settings {params.settings:q} --target {input.target:q} --rows {input.rows:q}"
+        "python -m draftsmith train-draft --settings {params.settings:q}"
+        " --target {input.target:q} --rows {input.rows:q}"
         " --manifest {input.manifest:q} --vocabulary {input.vocabulary:q} --workdir {params.workdir:q}"
         " --draft {output.draft:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -1,0 +1,181 @@
+"""extract_shard against Hugging Face, with vLLM's real engine on the CPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from extraction import extract, reader, rows_of, settings, worst_error, write_rows
+from transformers import AutoModelForCausalLM
+
+import tiny
+from draftsmith import store
+from draftsmith.errors import DraftsmithError
+from draftsmith.extract_shard import publish
+from draftsmith.extract_shard.capture import Capture
+from draftsmith.extract_shard.driver import ExtractionFailed
+
+LENGTHS = [1, 5, 17, 300, 600]
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("models") / "llama")
+
+
+MOE = {"num_experts_per_tok": 2}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "method", "changes"),
+    [
+        ("llama", "native", {}),
+        ("qwen3", "native", {}),
+        ("mixtral", "hooks", MOE | {"num_local_experts": 4}),
+        ("gemma3_text", "hooks", {"query_pre_attn_scalar": 32, "sliding_window": 512}),
+    ],
+)
+def test_states_equal_transformers(tmp_path: Path, model_type: str, method: str, changes: dict[str, object]) -> None:
+    """Rows of 1 to 600 tokens in steps of at most 64, so that most are prefilled in chunks; float32, relative error 1e-5."""
+    folder = tiny.model(tmp_path / "model", model_type, **changes)
+    rows = rows_of(LENGTHS)
+    manifest = extract(tmp_path, folder, rows)
+    assert manifest["figures"]["method"] == method
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert worst_error(model, manifest, rows) <= 1e-5
+
+
+def test_layer_zero_is_read_by_a_hook(tmp_path: Path, llama: Path) -> None:
+    rows = rows_of([5, 40])
+    manifest = extract(tmp_path, llama, rows, layers=[0, 2, 5])
+    model = AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    assert manifest["figures"]["method"] == "hooks"
+    assert worst_error(model, manifest, rows) <= 1e-5
+
+
+def test_only_missing_rows_are_computed(tmp_path: Path, llama: Path) -> None:
+    rows = rows_of([50] * 12)
+    first = extract(tmp_path, llama, rows)
+    files = {path: path.stat().st_mtime_ns for path in Path(first["store"]).glob("*.safetensors")}
+    inserted = rows_of([33], seed=7)
+    second = extract(tmp_path, llama, inserted + rows[:6] + rows[7:])
+    assert second["figures"]["reused_rows"] == 11
+    assert second["figures"]["tokens"] == 33
+    assert {path: path.stat().st_mtime_ns for path in files} == files
+    assert set(second["rows"]) == {store.row_id(row) for row in inserted + rows[:6] + rows[7:]}
+
+
+def test_shards_cover_every_row_once_and_share_the_store(tmp_path: Path, llama: Path) -> None:
+    rows = rows_of([60] * 20, seed=3)
+    config = settings(tmp_path, extract={"batch_tokens": 128})
+    parts = [extract(tmp_path, llama, rows, config=config, shard=f"{place}-of-2") for place in (1, 2)]
+    assert not set(parts[0]["rows"]) & set(parts[1]["rows"])
+    assert set(parts[0]["rows"]) | set(parts[1]["rows"]) == {store.row_id(row) for row in rows}
+    again = extract(tmp_path, llama, rows, config=config)
+    assert again["figures"]["reused_rows"] == 20, "another number of shards computes nothing again"
+
+
+def test_damaged_files_are_computed_again(tmp_path: Path, llama: Path) -> None:
+    rows = rows_of([100] * 6, seed=4)
+    first = extract(tmp_path, llama, rows)
+    files = sorted(Path(first["store"]).glob("*.safetensors"))
+    with open(files[0], "r+b") as file:
+        file.truncate(files[0].stat().st_size // 2)
+    files[1].write_bytes(b"")
+    second = extract(tmp_path, llama, rows)
+    assert second["figures"]["batches"] == 2
+    assert worst_error(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), second, rows) <= 1e-5
+
+
+def test_a_row_with_nan_goes_to_the_ledger_and_the_rest_goes_on(tmp_path: Path) -> None:
+    """The embedding of one token is NaN, so the rows that hold it, and no others, cannot be extracted."""
+    folder = tiny.model(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[300] = float("nan")
+    model.save_pretrained(folder)
+    rows = rows_of([40] * 8, seed=5)
+    rows[2][10] = 300
+    config = settings(tmp_path, extract={"max_failed_fraction": 0.2})
+    manifest = extract(tmp_path, folder, rows, config=config)
+    bad = store.row_id(rows[2])
+    assert [entry["row_id"] for entry in manifest["failed"]] == [bad]
+    # How many of the row's tokens are hit depends on the attention kernel: a masked NaN is still a NaN in some.
+    assert "NaN or infinite hidden state at" in manifest["failed"][0]["error"]
+    assert "Traceback" in manifest["failed"][0]["traceback"]
+    assert set(manifest["rows"]) == {store.row_id(row) for row in rows} - {bad}
+    reader(manifest).row(store.row_id(rows[3]))
+    with pytest.raises(DraftsmithError, match=r"1 of 8 rows could not be extracted, more than extract\.max_failed_fraction \(0\.001\)"):
+        extract(tmp_path, folder, rows)
+
+
+def test_a_state_that_does_not_give_the_engines_token_is_not_published(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head of another model stands for every fault of this kind: wrong norm, wrong layer, wrong row."""
+    monkeypatch.setattr(publish, "head_weight", lambda folder: torch.randn(320, 64, generator=torch.Generator().manual_seed(9)))
+    with pytest.raises(DraftsmithError, match="lm_head of the stored final state gives token"):
+        extract(tmp_path, llama, rows_of([30] * 4, seed=6))
+    assert not list((tmp_path / "store").glob("*/*.safetensors"))
+
+
+@pytest.mark.parametrize("error", [AssertionError(), NotImplementedError(), RuntimeError("")])
+def test_an_error_without_text_keeps_its_traceback(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def take(self: Capture, tokens: int) -> None:
+        raise error
+
+    monkeypatch.setattr(Capture, "take", take)
+    with pytest.raises(ExtractionFailed) as raised:
+        extract(tmp_path, llama, rows_of([30] * 4, seed=8))
+    assert f"--- {type(error).__name__} (stage step, rank 0) ---" in str(raised.value)
+    assert "raise error" in str(raised.value)
+    ledger = next((tmp_path / "store").glob("*/.ledger/*.json"))
+    assert json.loads(ledger.read_text())[0]["type"] == type(error).__name__
+
+
+def _started(tmp_path: Path, llama: Path, rows: list[list[int]]) -> tuple[subprocess.Popen[bytes], Path]:
+    """The stage as a process of its own, with so small steps that it takes a while; returns once two batches are published."""
+    (tmp_path / "target.json").write_text(json.dumps(tiny.target(llama)))
+    write_rows(tmp_path / "rows.parquet", rows)
+    config = settings(tmp_path, engine={"max_num_batched_tokens": 32, "max_num_seqs": 2})
+    process = subprocess.Popen(_command(tmp_path, config.model_dump_json()), stderr=open(tmp_path / "log", "ab"), stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while len(list((tmp_path / "store").glob("*/*.safetensors"))) < 2:
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return process, next((tmp_path / "store").iterdir())
+
+
+def _command(tmp_path: Path, config: str) -> list[str]:
+    return [
+        sys.executable, "-m", "draftsmith", "extract-shard", "--settings", config, "--engine", json.dumps(json.loads(config)["engine"]),
+        "--target", str(tmp_path / "target.json"), "--rows", str(tmp_path / "rows.parquet"), "--scatteritem", "1-of-1",
+        "--manifest", str(tmp_path / "manifest.json"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, llama: Path, how: signal.Signals) -> None:
+    """kill -9 loses what was not published; SIGTERM finishes the open batches first. Neither computes a published one again."""
+    rows = rows_of([120] * 80, seed=11)
+    process, folder = _started(tmp_path, llama, rows)
+    process.send_signal(how)
+    code = process.wait(60)
+    assert code == (-9 if how == signal.SIGKILL else 143)
+    done = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
+    assert 2 <= len(done) < 40
+    config = settings(tmp_path, engine={"max_num_batched_tokens": 512})
+    subprocess.run(_command(tmp_path, config.model_dump_json()), check=True, stderr=open(tmp_path / "log", "ab"), env=os.environ)
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert list(manifest["rows"]) == [store.row_id(row) for row in rows]
+    assert len({tuple(place) for place in manifest["rows"].values()}) == 80
+    assert manifest["figures"]["reused_rows"] == sum(len(store.read_header(path)[0].rows) for path in done)
+    assert worst_error(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), manifest, rows[::9]) <= 1e-5
+    assert not list((folder / ".staging").iterdir()), "what the killed run left is swept away"

@@ -1,0 +1,67 @@
+"""Which rows go together, in which order, on how many processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from draftsmith.train_draft.packing import epoch_packs, make_plan, pack_rows
+
+LENGTHS = [5, 3, 9, 4, 7, 2, 6, 8, 1, 10, 3, 5]
+
+
+def test_first_fit_by_hand() -> None:
+    """Capacity 10, rows of 6 5 4 3 2 8: 6+4, 5+3+2, 8."""
+    assert pack_rows([6, 5, 4, 3, 2, 8], range(6), 10) == [[0, 2], [1, 3, 4], [5]]
+
+
+def test_longer_row_is_alone() -> None:
+    assert pack_rows([3, 20, 3], range(3), 10) == [[0, 2], [1]]
+
+
+def test_an_epoch_holds_every_row_once_within_capacity() -> None:
+    packs = epoch_packs(LENGTHS, 12, seed=0, epoch=0)
+    assert sorted(row for pack in packs for row in pack) == list(range(12))
+    assert all(sum(LENGTHS[row] for row in pack) <= 12 for pack in packs)
+    assert packs != epoch_packs(LENGTHS, 12, seed=0, epoch=1)
+    assert packs == epoch_packs(LENGTHS, 12, seed=0, epoch=0)
+
+
+def test_many_rows_fill_packs() -> None:
+    lengths = [60 + (37 * number) % 241 for number in range(2000)]
+    packs = epoch_packs(lengths, 2048, seed=3, epoch=0)
+    assert sum(lengths) / (2048 * len(packs)) > 0.98
+
+
+@pytest.mark.parametrize(("epochs", "passes"), [(1, 1), (3, 3), (0.5, 0.5)])
+def test_plan_covers_the_epochs(epochs: float, passes: float) -> None:
+    plan = make_plan(LENGTHS, 12, seed=0, epochs=epochs, max_steps=None, group=1)
+    assert plan.epoch(plan.steps) == pytest.approx(passes, abs=0.1)
+    if epochs >= 1:
+        seen = Counter(row for pack in plan.packs for row in pack)
+        assert set(seen.values()) == {epochs}
+
+
+def test_ranks_get_as_many_packs_and_no_row_is_lost() -> None:
+    """Two processes, three rows of one pack each: two steps, the last filled up from the next pass."""
+    plan = make_plan([5, 5, 5], 8, seed=0, epochs=1, max_steps=None, group=2)
+    first, second = plan.of_rank(0, 2), plan.of_rank(1, 2)
+    assert len(first) == len(second) == plan.steps == 2
+    seen = Counter(row for pack in first + second for row in pack)
+    assert set(seen) == {0, 1, 2}
+    assert sum(seen.values()) == 4
+
+
+def test_one_row_on_two_processes_still_trains() -> None:
+    plan = make_plan([5], 8, seed=0, epochs=1, max_steps=None, group=2)
+    assert (plan.of_rank(0, 2), plan.of_rank(1, 2)) == ([[0]], [[0]])
+
+
+def test_max_steps_wins_over_epochs_exactly() -> None:
+    assert make_plan(LENGTHS, 12, seed=0, epochs=1, max_steps=23, group=2).steps == 23
+
+
+def test_longer_plan_begins_like_the_shorter() -> None:
+    short = make_plan(LENGTHS, 12, seed=5, epochs=1, max_steps=None, group=1)
+    assert make_plan(LENGTHS, 12, seed=5, epochs=3, max_steps=None, group=1).packs[: len(short.packs)] == short.packs

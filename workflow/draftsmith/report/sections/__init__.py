@@ -1,0 +1,1 @@
+"""The page's sections, one module each: from the stages' figures to what is shown of them."""

@@ -1,0 +1,152 @@
+"""The draft at work: what the target accepts, how fast it is, and whether the answers stay the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftsmith.report import charts
+from draftsmith.report.data import Gathered
+from draftsmith.report.model import Cell, Chart, Detail, Fact, Notice, Section, Table
+from draftsmith.report.values import (
+    DASH, Shown, count, decimal, dig, listing, mapping, missing, number, numbers, precise, rate, share, shown, size, text, yes,
+)  # fmt: skip
+
+_LACKING = "not in evaluate/evaluate.json"
+UNTRAINED_OFF = "not measured: evaluate.untrained is off"
+_OVERALL = "overall"
+
+
+def section(gathered: Gathered) -> Section:
+    """The served draft's figures, over all and by domain and position; and the exported files' checks."""
+    made = Section("evaluation", "Evaluation", "vLLM serves the target with the exported draft, on prompts kept away from training. Acceptance length = 1 + accepted / drafts, from vLLM's raw counters: the tokens that one step of the target yields.")
+    report = gathered.of("evaluate_draft")
+    made.tables += _export(gathered)
+    if not report:
+        made.missing = gathered.absent["evaluate_draft"]
+        return made
+    made.notices = notices(report)
+    made.facts = _facts(gathered, report)
+    made.charts = [_domains(report), _positions(report), _throughput(report)]
+    differing = listing(report, "differing")
+    if differing:
+        made.details.append(Detail(f"{count(len(differing))} prompts whose answers differ", "\n".join(map(str, differing[:200])), "Ids of tokenize/prompts.jsonl."))
+    return made
+
+
+def notices(report: dict[str, Any]) -> list[Notice]:
+    """The gate's verdict where it failed, its causes, and answers that differ."""
+    made = []
+    causes = [str(cause) for cause in listing(report, "gate", "causes")]
+    length, minimum = number(report, "acceptance_length"), number(report, "gate", "minimum")
+    if dig(report, "gate", "passed") is False:
+        least = f" evaluate.min_acceptance_length ({minimum:g})" if minimum is not None else " the configured minimum"
+        what = f"The acceptance length{f' {decimal(length)}' if length is not None else ''} is below{least}."
+        made.append(Notice("fail", what + (" Likely causes:" if causes else " No known cause was found: train on more data or for longer."), causes))
+    elif causes:
+        made.append(Notice("warn", "The acceptance length is near 1. Likely causes:", causes))
+    if dig(report, "outputs_equal") is False:
+        differing, prompts = len(listing(report, "differing")), number(report, "prompts")
+        of = f"{count(differing)} of {count(prompts)} answers differ" if differing and prompts else "Answers differ"
+        made.append(Notice("warn", f"{of} from plain greedy decoding. Rounding can turn near ties, above all with low precision; a change of many answers is a fault."))
+    return made
+
+
+def _facts(gathered: Gathered, report: dict[str, Any]) -> list[Fact]:
+    untrained = number(report, "untrained", "acceptance_length")
+    equal = dig(report, "outputs_equal")
+    sampled = "only greedy answers can be compared" if number(report, "temperature") else _LACKING
+    return [
+        Fact("Acceptance length", shown(number(report, "acceptance_length"), decimal, _LACKING), "1 + accepted / drafts"),
+        Fact("Draft length k", shown(number(report, "k"), count, _LACKING), "tokens proposed per step"),
+        Fact("Drafts", shown(number(report, "drafts"), count, _LACKING), "steps with a proposal of k tokens"),
+        Fact("Accepted", shown(number(report, "accepted"), count, _LACKING), "draft tokens, all positions"),
+        Fact("Held-out prompts", shown(number(report, "prompts"), count, _LACKING)),
+        Fact("Untrained draft", shown(untrained, decimal, UNTRAINED_OFF), "acceptance length before training"),
+        Fact("Simulated", shown(number(gathered.of("train_draft"), "simulated_acceptance_length"), decimal, "no validation was recorded"), "acceptance length on validation rows, see Training"),
+        Fact("Speed-up", shown(number(report, "speedup"), lambda value: f"{value:.2f} ×", _LACKING), "tokens/s with the draft / without"),  # noqa: RUF001
+        Fact("Answers equal", shown(equal if isinstance(equal, bool) else None, yes, sampled), "to plain greedy decoding, token by token"),
+        Fact("Longest answer", shown(number(report, "max_tokens"), count, _LACKING), "tokens, by evaluate.max_tokens"),
+        Fact("Temperature", shown(number(report, "temperature"), precise, _LACKING)),
+        Fact("At once", shown(number(report, "requests_at_once"), count, _LACKING), "requests sent together, at most"),
+    ]
+
+
+def _domains(report: dict[str, Any]) -> Chart:
+    title = "Acceptance length by domain"
+    domains = {_OVERALL: report} | mapping(report, "per_domain")
+    lengths = [number(found, "acceptance_length") for found in domains.values()]
+    if all(value is None for value in lengths):
+        return Chart("acceptance", title, why=f"no acceptance lengths: {_LACKING}")
+    untrained = number(report, "untrained", "acceptance_length")
+    notes = [
+        f"{_counted(found, 'prompts')} prompts, {_counted(found, 'drafts')} drafts, {_counted(found, 'accepted')} accepted" for found in domains.values()
+    ]
+    figure = charts.bars(
+        list(domains), lengths, x="acceptance length (1 = nothing accepted)", notes=notes, strong=_OVERALL, start=1,
+        line=(untrained, f"untrained {untrained:.2f}") if untrained is not None else None,
+    )  # fmt: skip
+    rows: list[list[Cell]] = [
+        [
+            name,
+            *(shown(number(found, key), count, _LACKING) for key in ("prompts", "drafts", "accepted")),
+            shown(number(found, "acceptance_length"), decimal, _LACKING),
+            *([] if not _width(report) else [", ".join(DASH if value is None else share(value) for value in numbers(found, "per_position")) or missing(_LACKING)]),
+        ]
+        for name, found in domains.items()
+    ]
+    head = ["Domain", "Prompts", "Drafts", "Accepted", "Acceptance length", *(["By position"] if _width(report) else [])]
+    return Chart("acceptance", title, "1 + accepted / drafts over the prompts of the domain.", figure, Table(title, head, rows))
+
+
+def _width(report: dict[str, Any]) -> int:
+    return len(listing(report, "per_position"))
+
+
+def _counted(found: Any, key: str) -> str:
+    value = number(found, key)
+    return DASH if value is None else count(value)
+
+
+def _positions(report: dict[str, Any]) -> Chart:
+    title = "Acceptance by position"
+    width = _width(report)
+    if not width:
+        return Chart("positions", title, why=f"no acceptance by position: {_LACKING}")
+    series = {"trained": numbers(report, "per_position")}
+    untrained = numbers(report, "untrained", "per_position")
+    if untrained:
+        series["untrained"] = untrained
+    names = [str(place + 1) for place in range(width)]
+    figure = charts.columns(names, series, x="position in the draft", y="share of drafts", percent=True)
+    rows: list[list[Cell]] = [[name, *(shown(number(values, place), share, _LACKING) for values in series.values())] for place, name in enumerate(names)]
+    return Chart("positions", title, "Share of drafts whose tokens were accepted up to this position. 1 + their sum is the acceptance length.", figure, Table(title, ["Position", *series], rows))
+
+
+def _throughput(report: dict[str, Any]) -> Chart:
+    title = "Throughput with and without the draft"
+    names = {"target alone": "plain", "with the draft": "draft"}
+    values = [number(report, "tokens_per_second", key) for key in names.values()]
+    if all(value is None for value in values):
+        return Chart("throughput", title, why=f"no throughput: {_LACKING}")
+    figure = charts.bars(list(names), values, x="generated tokens/s", digits=",.1f", strong="with the draft")
+    table = Table(title, ["Serving", "Tokens/s"], [[name, shown(value, rate, _LACKING)] for name, value in zip(names, values, strict=True)])
+    return Chart("throughput", title, "Generated tokens per second over the same prompts on the same engine settings; loading and warm-up are not counted.", figure, table)
+
+
+def _export(gathered: Gathered) -> list[Table]:
+    report = gathered.of("export_draft")
+    if not report:
+        return [Table("Exported draft", ["Figure", "Value"], [["export.json", missing(gathered.absent["export_draft"])]])]
+    return [Table("Exported draft", ["Figure", "Value"], [[str(name), _plain(name, value)] for name, value in report.items()])]
+
+
+def _plain(name: str, value: Any) -> Shown:
+    if name.endswith("bytes") and number(value) is not None:
+        return Shown(size(float(value)))
+    if isinstance(value, bool):
+        return Shown(yes(value))
+    if isinstance(value, list):
+        value = ", ".join(map(str, value))
+    elif isinstance(value, dict):
+        value = ", ".join(f"{key}: {inner}" for key, inner in value.items())
+    return text(value, "not in draft/export.json")

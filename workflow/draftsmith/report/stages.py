@@ -1,0 +1,43 @@
+"""The stages of the workflow, in order: what each does, where the page tells of it, and what it waits for."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Stage(NamedTuple):
+    """A rule; ``section`` is the id of the page's part about it, ``needs`` the rules whose outputs are its inputs."""
+
+    name: str
+    what: str
+    section: str
+    needs: tuple[str, ...]
+
+
+_STAGES = (
+    Stage("get_target", "find or fetch the target", "provenance", ()),
+    Stage("regenerate", "answers in the target's own words", "data", ("get_target",)),
+    Stage("tokenize", "token rows with supervised spans", "data", ("get_target", "regenerate")),
+    Stage("preflight", "checks before any model is loaded", "workflow", ("get_target", "tokenize")),
+    Stage("clean_gpus", "nothing may hold the granted GPUs", "workflow", ("preflight",)),
+    Stage("extract_shard", "hidden states into the store", "extraction", ("get_target", "tokenize", "preflight", "clean_gpus")),
+    Stage("merge_manifest", "one manifest for all shards", "extraction", ("tokenize", "extract_shard")),
+    Stage("map_vocabulary", "the tokens that the draft may propose", "vocabulary", ("get_target", "tokenize")),
+    Stage("train_draft", "the draft learns the target's predictions", "training", ("get_target", "tokenize", "merge_manifest", "map_vocabulary")),
+    Stage("export_draft", "the folder that a server loads", "evaluation", ("get_target", "map_vocabulary", "train_draft")),
+    Stage("evaluate_draft", "the draft at work in vLLM", "evaluation", ("get_target", "tokenize", "map_vocabulary", "export_draft")),
+    Stage(
+        "report",
+        "this page",
+        "top",
+        ("get_target", "tokenize", "preflight", "extract_shard", "merge_manifest", "map_vocabulary", "train_draft", "export_draft", "evaluate_draft"),
+    ),
+)  # fmt: skip
+
+BY_NAME = {stage.name: stage for stage in _STAGES}
+
+
+def graph(*, regenerated: bool) -> dict[str, set[str]]:
+    """Each rule with the rules that it waits for; ``regenerate`` is part of a run only where the config says so."""
+    names = [stage.name for stage in _STAGES if regenerated or stage.name != "regenerate"]
+    return {name: set(BY_NAME[name].needs) & set(names) for name in names}
