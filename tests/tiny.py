@@ -56,14 +56,14 @@ def model(folder: Path, model_type: str = "llama", seed: int = 0, **changes: obj
     return folder
 
 
-def target(folder: Path, layers: list[int] | None = None, **more: object) -> dict[str, object]:
+def target(folder: Path, **more: object) -> dict[str, object]:
     """target.json's content for a model made by :func:`model`."""
     config = json.loads((folder / "config.json").read_text())
     count = config["num_hidden_layers"]
     return {
         "source": str(folder), "revision": None, "path": str(folder), "model_type": config["model_type"],
         "architectures": config["architectures"], "num_layers": count, "hidden_size": config["hidden_size"],
-        "vocab_size": config["vocab_size"], "max_position_embeddings": config["max_position_embeddings"],
-        "layers": layers or [1, count // 2, count - 1], "torch_dtype": "float32", "fingerprint": f"tiny-{folder.name}",
+        "vocab_size": config["vocab_size"], "max_positions": config["max_position_embeddings"],
+        "torch_dtype": "float32", "fingerprint": f"tiny-{folder.name}",
         "trust_remote_code": False, **more,
     }  # fmt: skip

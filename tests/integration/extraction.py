@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-
 import tiny
+import torch
 from draftsmith import extract_shard, store
 from draftsmith.config import Config, parse
 
@@ -38,17 +37,30 @@ def settings(folder: Path, **sections: Any) -> Config:
     """A config for tiny models: forced chunked prefill, small batches."""
     engine = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "kv_cache_gib": 0.1} | sections.pop("engine", {})
     extract = {"store": str(folder / "store"), "batch_tokens": 256} | sections.pop("extract", {})
-    return parse({"engine": engine, "extract": extract, **sections}, "test")
+    target = {"layers": [1, 3, 5]} | {k: v for k, v in sections.pop("target", {}).items() if v is not None}
+    return parse({"target": target, "engine": engine, "extract": extract, **sections}, "test")
 
 
-def extract(folder: Path, model: Path, rows: Sequence[Sequence[int]], layers: list[int] | None = None, config: Config | None = None, shard: str = "1-of-1") -> dict[str, Any]:
+def extract(
+    folder: Path,
+    model: Path,
+    rows: Sequence[Sequence[int]],
+    layers: list[int] | None = None,
+    config: Config | None = None,
+    shard: str = "1-of-1",
+) -> dict[str, Any]:
     """Run the stage in this process and return its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "target.json").write_text(json.dumps(tiny.target(model, layers)))
+    (folder / "target.json").write_text(json.dumps(tiny.target(model)))
     write_rows(folder / "rows.parquet", rows)
     manifest = folder / f"{shard}.json"
     extract_shard.run(
-        config or settings(folder), target=folder / "target.json", rows=folder / "rows.parquet", scatteritem=shard, gpus=None, manifest=manifest
+        config or settings(folder, target={"layers": layers}),
+        target=folder / "target.json",
+        rows=folder / "rows.parquet",
+        scatteritem=shard,
+        gpus=None,
+        manifest=manifest,
     )
     return dict(json.loads(manifest.read_text()))
 

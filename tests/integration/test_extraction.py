@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,16 +10,15 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from extraction import extract, reader, rows_of, settings, worst_error, write_rows
-from transformers import AutoModelForCausalLM
-
 import tiny
+import torch
 from draftsmith import store
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import publish
 from draftsmith.extract_shard.capture import Capture
 from draftsmith.extract_shard.driver import ExtractionFailed
+from extraction import extract, reader, rows_of, settings, worst_error, write_rows
+from transformers import AutoModelForCausalLM
 
 LENGTHS = [1, 5, 17, 300, 600]
 
@@ -112,20 +110,28 @@ def test_a_row_with_nan_goes_to_the_ledger_and_the_rest_goes_on(tmp_path: Path) 
     assert "Traceback" in manifest["failed"][0]["traceback"]
     assert set(manifest["rows"]) == {store.row_id(row) for row in rows} - {bad}
     reader(manifest).row(store.row_id(rows[3]))
-    with pytest.raises(DraftsmithError, match=r"1 of 8 rows could not be extracted, more than extract\.max_failed_fraction \(0\.001\)"):
+    with pytest.raises(
+        DraftsmithError, match=r"1 of 8 rows could not be extracted, more than extract\.max_failed_fraction \(0\.001\)"
+    ):
         extract(tmp_path, folder, rows)
 
 
-def test_a_state_that_does_not_give_the_engines_token_is_not_published(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_does_not_give_the_engines_token_is_not_published(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The head of another model stands for every fault of this kind: wrong norm, wrong layer, wrong row."""
-    monkeypatch.setattr(publish, "head_weight", lambda folder: torch.randn(320, 64, generator=torch.Generator().manual_seed(9)))
+    monkeypatch.setattr(
+        publish, "head_weight", lambda folder: torch.randn(320, 64, generator=torch.Generator().manual_seed(9))
+    )
     with pytest.raises(DraftsmithError, match="lm_head of the stored final state gives token"):
         extract(tmp_path, llama, rows_of([30] * 4, seed=6))
     assert not list((tmp_path / "store").glob("*/*.safetensors"))
 
 
 @pytest.mark.parametrize("error", [AssertionError(), NotImplementedError(), RuntimeError("")])
-def test_an_error_without_text_keeps_its_traceback(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_an_error_without_text_keeps_its_traceback(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
     def take(self: Capture, tokens: int) -> None:
         raise error
 
@@ -143,7 +149,8 @@ def _started(tmp_path: Path, llama: Path, rows: list[list[int]]) -> tuple[subpro
     (tmp_path / "target.json").write_text(json.dumps(tiny.target(llama)))
     write_rows(tmp_path / "rows.parquet", rows)
     config = settings(tmp_path, engine={"max_num_batched_tokens": 32, "max_num_seqs": 2})
-    process = subprocess.Popen(_command(tmp_path, config.model_dump_json()), stderr=open(tmp_path / "log", "ab"), stdout=subprocess.DEVNULL)
+    with open(tmp_path / "log", "ab") as log:
+        process = subprocess.Popen(_command(tmp_path, config.model_dump_json()), stderr=log, stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while len(list((tmp_path / "store").glob("*/*.safetensors"))) < 2:
         assert process.poll() is None, (tmp_path / "log").read_text()
@@ -154,7 +161,7 @@ def _started(tmp_path: Path, llama: Path, rows: list[list[int]]) -> tuple[subpro
 
 def _command(tmp_path: Path, config: str) -> list[str]:
     return [
-        sys.executable, "-m", "draftsmith", "extract-shard", "--settings", config, "--engine", json.dumps(json.loads(config)["engine"]),
+        sys.executable, "-m", "draftsmith", "extract-shard", "--settings", config,
         "--target", str(tmp_path / "target.json"), "--rows", str(tmp_path / "rows.parquet"), "--scatteritem", "1-of-1",
         "--manifest", str(tmp_path / "manifest.json"),
     ]  # fmt: skip
@@ -171,7 +178,8 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, llama: Path, how: si
     done = {path: path.stat().st_mtime_ns for path in folder.glob("*.safetensors")}
     assert 2 <= len(done) < 40
     config = settings(tmp_path, engine={"max_num_batched_tokens": 512})
-    subprocess.run(_command(tmp_path, config.model_dump_json()), check=True, stderr=open(tmp_path / "log", "ab"), env=os.environ)
+    with open(tmp_path / "log", "ab") as log:
+        subprocess.run(_command(tmp_path, config.model_dump_json()), check=True, stderr=log)
     assert {path: path.stat().st_mtime_ns for path in done} == done
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert list(manifest["rows"]) == [store.row_id(row) for row in rows]

@@ -44,8 +44,15 @@ class Holder:
 
     def sentence(self) -> str:
         """Who it is, for a person."""
-        kind = {"foreign": "another user's", "own": "your own, alive", "orphan": "an orphan of this workflow", "self": "this job's"}[self.owner]
-        return f"GPU {self.gpu}: process {self.pid} of {self.user} ({kind}, {self.used / 2**20:.0f} MiB): {self.command}"
+        kind = {
+            "foreign": "another user's",
+            "own": "your own, alive",
+            "orphan": "an orphan of this workflow",
+            "self": "this job's",
+        }[self.owner]
+        return (
+            f"GPU {self.gpu}: process {self.pid} of {self.user} ({kind}, {self.used / 2**20:.0f} MiB): {self.command}"
+        )
 
 
 def mark_run() -> None:
@@ -66,7 +73,10 @@ def check(config: Config) -> list[Holder]:
     staying = [holder for holder in found if holder.owner != "orphan"]
     orphans = [holder for holder in found if holder.owner == "orphan"]
     if staying:
-        raise DraftsmithError("the granted GPUs are in use; end these yourself or ask for other GPUs: " + "; ".join(h.sentence() for h in staying))
+        raise DraftsmithError(
+            "the granted GPUs are in use; end these yourself or ask for other GPUs: "
+            + "; ".join(h.sentence() for h in staying)
+        )
     if orphans and not config.clean.kill_orphans:
         raise DraftsmithError(
             "an earlier run left processes on the granted GPUs; end them, or set clean.kill_orphans: true: "
@@ -97,7 +107,9 @@ def describe(gpu: str, pid: int, used: int) -> Holder:
         process = psutil.Process(pid)
         with process.oneshot():
             owner = _owner(process)
-            return Holder(gpu, pid, process.username(), " ".join(process.cmdline())[:200], process.create_time(), used, owner)
+            return Holder(
+                gpu, pid, process.username(), " ".join(process.cmdline())[:200], process.create_time(), used, owner
+            )
     except (psutil.NoSuchProcess, psutil.AccessDenied):
         return Holder(gpu, pid, "unknown", "not visible from here", 0.0, used, "foreign")
 
@@ -114,7 +126,10 @@ def _owner(process: psutil.Process) -> Owner:
     # The run's first process is in the mark; while it lives, its children are no orphans.
     leader, since = (int(part) for part in run.split("-"))
     with suppress(psutil.NoSuchProcess):
-        if abs(psutil.Process(leader).create_time() - since) < 3600 and psutil.Process(leader).create_time() <= since + 1:
+        if (
+            abs(psutil.Process(leader).create_time() - since) < 3600
+            and psutil.Process(leader).create_time() <= since + 1
+        ):
             return "own"
     return "orphan"
 

@@ -18,17 +18,28 @@ from draftsmith.errors import DraftsmithError
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 
 Settings = Annotated[str, typer.Option(help="JSON text with sections of the config, or a config file's path.")]
-Engine = Annotated[str, typer.Option(help="JSON text of the config's section engine; it changes no result.")]
+Whole = Annotated[
+    str,
+    typer.Option(
+        "--config", envvar="DRAFTSMITH_CONFIG", help="The whole config; only what changes no result is taken from it."
+    ),
+]
 Input = Annotated[Path, typer.Option(help="Input file.", dir_okay=False)]
 Output = Annotated[Path, typer.Option(help="Output file.", dir_okay=False)]
 Work = Annotated[Path, typer.Option(help="Folder for what makes the stage resumable.", file_okay=False)]
 Gpus = Annotated[int | None, typer.Option(help="GPUs that the scheduler granted.")]
 
 
-def _config(settings: str, engine: str | None = None) -> config.Config:
+# How something is done, not what: changing them re-runs nothing, so they are no part of a rule's params.
+_HOW = ("engine", "preflight", "clean")
+
+
+def _config(settings: str, whole: str = "") -> config.Config:
     parsed = config.settings(settings)
-    if engine:
-        parsed.engine = config.settings('{"engine": ' + engine + "}").engine
+    if whole:
+        given = config.settings(whole)
+        for section in _HOW:
+            setattr(parsed, section, getattr(given, section))
     return parsed
 
 
@@ -48,20 +59,37 @@ def get_target(settings: Settings, cache: Work, target: Output) -> None:
 
 
 @app.command()
-def regenerate(settings: Settings, target: Input, workdir: Work, conversations: Output, report: Output, engine: Engine = "", gpus: Gpus = None) -> None:
+def regenerate(
+    settings: Settings,
+    target: Input,
+    workdir: Work,
+    conversations: Output,
+    report: Output,
+    whole: Whole = "",
+    gpus: Gpus = None,
+) -> None:
     """Let the target write the answers of the conversations anew."""
     from draftsmith import clean_gpus as cleaning
     from draftsmith import engine as vllm_engine
     from draftsmith import regenerate as stage
 
-    parsed = _config(settings, engine)
+    parsed = _config(settings, whole)
     vllm_engine.check_granted(parsed, gpus)
     cleaning.check(parsed)
     stage.run(parsed, target=target, workdir=workdir, conversations=conversations, report=report)
 
 
 @app.command()
-def tokenize(settings: Settings, target: Input, rows: Output, prompts: Output, report: Output, conversations: Annotated[Path | None, typer.Option(help="Regenerated conversations, instead of the config's.")] = None) -> None:
+def tokenize(
+    settings: Settings,
+    target: Input,
+    rows: Output,
+    prompts: Output,
+    report: Output,
+    conversations: Annotated[
+        Path | None, typer.Option(help="Regenerated conversations, instead of the config's.")
+    ] = None,
+) -> None:
     """Turn conversations into token rows with supervised spans."""
     from draftsmith import tokenize as stage
 
@@ -69,28 +97,46 @@ def tokenize(settings: Settings, target: Input, rows: Output, prompts: Output, r
 
 
 @app.command()
-def preflight(settings: Settings, target: Input, rows: Input, tokenize_report: Input, report: Output, engine: Engine = "", gpus: Gpus = None) -> None:
+def preflight(
+    settings: Settings,
+    target: Input,
+    rows: Input,
+    tokenize_report: Input,
+    report: Output,
+    whole: Whole = "",
+    gpus: Gpus = None,
+) -> None:
     """Check in seconds what would fail after minutes."""
     from draftsmith import preflight as stage
 
-    stage.run(_config(settings, engine), target=target, rows=rows, tokenize_report=tokenize_report, gpus=gpus, report=report)
+    stage.run(
+        _config(settings, whole), target=target, rows=rows, tokenize_report=tokenize_report, gpus=gpus, report=report
+    )
 
 
 @app.command()
-def clean_gpus(settings: Settings, report: Output, engine: Engine = "") -> None:
+def clean_gpus(report: Output, whole: Whole = "") -> None:
     """Look for processes on the granted GPUs, and end orphans of this workflow if the config says so."""
     from draftsmith import clean_gpus as stage
 
-    stage.run(_config(settings, engine), report=report)
+    stage.run(_config("{}", whole), report=report)
 
 
 @app.command()
-def extract_shard(settings: Settings, target: Input, rows: Input, scatteritem: Annotated[str, typer.Option(help="Which shard, as 1-of-2.")], manifest: Output, engine: Engine = "", gpus: Gpus = None) -> None:
+def extract_shard(
+    settings: Settings,
+    target: Input,
+    rows: Input,
+    scatteritem: Annotated[str, typer.Option(help="Which shard, as 1-of-2.")],
+    manifest: Output,
+    whole: Whole = "",
+    gpus: Gpus = None,
+) -> None:
     """Extract the hidden states of one shard into the store."""
     from draftsmith import clean_gpus as cleaning
     from draftsmith import extract_shard as stage
 
-    parsed = _config(settings, engine)
+    parsed = _config(settings, whole)
     cleaning.check(parsed)
     stage.run(parsed, target=target, rows=rows, scatteritem=scatteritem, gpus=gpus, manifest=manifest)
 
@@ -104,51 +150,116 @@ def merge_manifest(rows: Input, manifest: Output, shards: list[Path]) -> None:
 
 
 @app.command()
-def map_vocabulary(settings: Settings, target: Input, rows: Input, tokenize_report: Input, vocabulary: Output, report: Output) -> None:
+def map_vocabulary(
+    settings: Settings, target: Input, rows: Input, tokenize_report: Input, vocabulary: Output, report: Output
+) -> None:
     """Choose the tokens of the draft vocabulary."""
     from draftsmith import map_vocabulary as stage
 
-    stage.run(_config(settings), target=target, rows=rows, tokenize_report=tokenize_report, vocabulary=vocabulary, report=report)
+    stage.run(
+        _config(settings),
+        target=target,
+        rows=rows,
+        tokenize_report=tokenize_report,
+        vocabulary=vocabulary,
+        report=report,
+    )
 
 
 @app.command()
-def train_draft(settings: Settings, target: Input, rows: Input, manifest: Input, vocabulary: Input, workdir: Work, draft: Output, report: Output) -> None:
+def train_draft(
+    settings: Settings,
+    target: Input,
+    rows: Input,
+    manifest: Input,
+    vocabulary: Input,
+    workdir: Work,
+    draft: Output,
+    report: Output,
+    whole: Whole = "",
+) -> None:
     """Train the draft."""
     from draftsmith import clean_gpus as cleaning
     from draftsmith import train_draft as stage
 
-    parsed = _config(settings)
+    parsed = _config(settings, whole)
     cleaning.check(parsed)
-    stage.run(parsed, target=target, rows=rows, manifest=manifest, vocabulary=vocabulary, workdir=workdir, draft=draft, report=report)
+    stage.run(
+        parsed,
+        target=target,
+        rows=rows,
+        manifest=manifest,
+        vocabulary=vocabulary,
+        workdir=workdir,
+        draft=draft,
+        report=report,
+    )
 
 
 @app.command()
-def export_draft(settings: Settings, target: Input, draft: Input, vocabulary: Input, train_report: Input, folder: Work, report: Output) -> None:
+def export_draft(
+    settings: Settings,
+    target: Input,
+    draft: Input,
+    vocabulary: Input,
+    train_report: Input,
+    folder: Work,
+    report: Output,
+) -> None:
     """Write the draft as vLLM loads it."""
     from draftsmith import export_draft as stage
 
-    stage.run(_config(settings), target=target, draft=draft, vocabulary=vocabulary, train_report=train_report, folder=folder, report=report)
+    stage.run(
+        _config(settings),
+        target=target,
+        draft=draft,
+        vocabulary=vocabulary,
+        train_report=train_report,
+        folder=folder,
+        report=report,
+    )
 
 
 @app.command()
-def evaluate_draft(settings: Settings, target: Input, draft: Work, vocabulary: Input, prompts: Input, workdir: Work, report: Output, engine: Engine = "", gpus: Gpus = None) -> None:
+def evaluate_draft(
+    settings: Settings,
+    target: Input,
+    draft: Work,
+    vocabulary: Input,
+    prompts: Input,
+    workdir: Work,
+    report: Output,
+    whole: Whole = "",
+    gpus: Gpus = None,
+) -> None:
     """Serve the draft beside its target and measure the acceptance length."""
     from draftsmith import clean_gpus as cleaning
     from draftsmith import engine as vllm_engine
     from draftsmith import evaluate_draft as stage
 
-    parsed = _config(settings, engine)
+    parsed = _config(settings, whole)
     vllm_engine.check_granted(parsed, gpus)
     cleaning.check(parsed)
-    stage.run(parsed, target=target, draft=draft, vocabulary=vocabulary, prompts=prompts, workdir=workdir, report=report)
+    stage.run(
+        parsed, target=target, draft=draft, vocabulary=vocabulary, prompts=prompts, workdir=workdir, report=report
+    )
 
 
 @app.command()
-def report(settings: Settings, results: Work, benchmarks: Work, page: Output, rulegraph: Annotated[Path | None, typer.Option(help="The workflow's graph, as Mermaid text.")] = None, engine: Engine = "") -> None:
+def report(
+    settings: Settings,
+    results: Work,
+    benchmarks: Work,
+    page: Output,
+    rulegraph: Annotated[Path | None, typer.Option(help="The workflow's graph, as Mermaid text.")] = None,
+    whole: Whole = "",
+) -> None:
     """Draw everything that was measured on one page."""
     from draftsmith import report as stage
 
-    stage.run(_config(settings, engine), results=results, benchmarks=benchmarks, rulegraph=rulegraph, page=page)
+    stage.run(
+        config.settings(whole or settings), results=results, benchmarks=benchmarks, rulegraph=rulegraph, page=page
+    )
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from draftsmith.errors import DraftsmithError
 
@@ -25,7 +25,7 @@ DType = Literal["auto", "bfloat16", "float16", "float32"]
 class Section(BaseModel):
     """A group of keys; unknown ones are refused, since a misspelt key would silently be a default."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class Target(Section):
@@ -277,13 +277,14 @@ class Config(Section):
     evaluate: Evaluate = Evaluate()
     report: Report = Report()
 
-    @model_validator(mode="after")
-    def _consistent(self) -> Config:
-        if self.train.pack_tokens < self.tokenize.max_length:
-            raise ValueError(
-                f"train.pack_tokens ({self.train.pack_tokens}) must hold the longest row, tokenize.max_length ({self.tokenize.max_length})"
-            )
-        return self
+
+def check_consistent(config: Config, origin: str) -> None:
+    """Fail where keys of different sections contradict each other; for whole configs, as a stage is given only a part of one."""
+    if config.train.pack_tokens < config.tokenize.max_length:
+        raise DraftsmithError(
+            f"{origin}: train.pack_tokens ({config.train.pack_tokens}) must hold the longest row, "
+            f"tokenize.max_length ({config.tokenize.max_length})"
+        )
 
 
 def parse(values: Any, origin: str) -> Config:
@@ -300,13 +301,14 @@ def parse(values: Any, origin: str) -> Config:
 
 
 def _sentence(origin: str, fault: Any) -> str:
-    key = ".".join(str(part) for part in fault["loc"]) or "the file"
+    key = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         return f"{origin}: {key} is no known key; config/README.md lists them all"
     reason = fault["msg"].removeprefix("Value error, ")
     given = fault.get("input")
     shown = "" if isinstance(given, dict | list) or fault["type"] == "value_error" else f" (given: {given!r})"
-    return f"{origin}: {key}: {reason}{shown}"
+    # A rule about several keys names them itself.
+    return f"{origin}: {key}: {reason}{shown}" if key else f"{origin}: {reason}"
 
 
 def load(path: Path) -> Config:
@@ -315,13 +317,21 @@ def load(path: Path) -> Config:
         values = yaml.safe_load(path.read_text())
     except FileNotFoundError:
         raise DraftsmithError(f"{path}: no such config file") from None
+    except OSError as error:
+        raise DraftsmithError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DraftsmithError(f"{path}: not a text in UTF-8 ({error.reason} at byte {error.start})") from None
     except yaml.YAMLError as error:
         raise DraftsmithError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    return parse(values or {}, str(path))
+    return parse({} if values is None else values, str(path))
 
 
 def settings(given: str) -> Config:
     """The settings of a stage: JSON text as a rule passes it (some sections, the rest default), or a YAML file's path."""
     if given.lstrip().startswith("{"):
-        return parse(json.loads(given), "--settings")
+        try:
+            values = json.loads(given)
+        except ValueError as error:
+            raise DraftsmithError(f"--settings: not valid JSON: {error}") from None
+        return parse(values, "--settings")
     return load(Path(given))

@@ -67,24 +67,20 @@ def run(config: Config, *, cache: Path, target: Path) -> None:
         folder.resolve(),
         source=source,
         revision=revision,
-        layers=config.target.layers,
         trust_remote_code=config.target.trust_remote_code,
     )
     write_json(target, described)
     log(
         f"target {source}: {described['model_type']}, {described['num_layers']} layers of width "
-        f"{described['hidden_size']}, vocabulary {described['vocab_size']}, states of layers {described['layers']} and the "
-        f"final one ({time.monotonic() - started:.1f} s)"
+        f"{described['hidden_size']}, vocabulary {described['vocab_size']} "
+        f"({time.monotonic() - started:.1f} s)"
     )
 
 
-def describe(
-    folder: Path, *, source: str, revision: str | None, layers: list[int] | None, trust_remote_code: bool
-) -> dict[str, Any]:
+def describe(folder: Path, *, source: str, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
     """The content of target.json for the checkpoint in ``folder``.
 
-    Raises :class:`DraftsmithError` when it is no checkpoint, lacks safetensors files or a tokenizer, or when ``layers``
-    do not fit it.
+    Raises :class:`DraftsmithError` when it is no checkpoint or lacks safetensors files or a tokenizer.
     """
     settings = _read_config(folder, source)
     weights = sorted(folder.glob("*.safetensors"))
@@ -110,41 +106,11 @@ def describe(
         "architectures": settings.get("architectures") or [],
         **sizes,
         "max_positions": text.get("max_position_embeddings") or settings.get("max_position_embeddings"),
-        "layers": resolve_layers(layers, sizes["num_layers"]),
         "torch_dtype": dtype or "float32",
         "multimodal": any(key in settings for key in ("vision_config", "audio_config")),
         "trust_remote_code": trust_remote_code,
         "fingerprint": fingerprint(folder, tokenizer_files, weights, revision),
     }
-
-
-def resolve_layers(layers: list[int] | None, num_layers: int) -> list[int]:
-    """Check layer ids against the target's depth ``num_layers``; None gives the default [2, n//2, n-3].
-
-    Layer k stands for the residual stream that enters layer k, so that n-1 is the last one and n would be what leaves
-    the last layer.
-    """
-    n = num_layers
-    if layers is None:
-        layers = [2, n // 2, n - 3]
-        if not 0 <= layers[0] < layers[1] < layers[2]:
-            raise DraftsmithError(
-                f"target.layers: a target of n = {n} layers is too small for the default [2, n//2, n-3], which would "
-                f"be {layers}; give distinct ascending ids between 0 and {n - 1}"
-            )
-    if n in layers:
-        raise DraftsmithError(
-            f"target.layers: {n} is the state behind the last of n = {n} layers, which is always stored besides, after "
-            f"the final norm; leave {n} out of {layers}"
-        )
-    outside = [layer for layer in layers if not 0 <= layer < n]
-    if outside:
-        raise DraftsmithError(
-            f"target.layers: {outside} lie outside of the target's layers; with n = {n} ids go from 0 to {n - 1}"
-        )
-    if sorted(set(layers)) != layers:
-        raise DraftsmithError(f"target.layers: ids must be distinct and ascending, {layers} are not; n = {n}")
-    return layers
 
 
 def fingerprint(folder: Path, tokenizer_files: Iterable[Path], weights: Iterable[Path], revision: str | None) -> str:

@@ -15,6 +15,7 @@ from draftsmith.chat import Chat
 from draftsmith.config import Tokenize
 from draftsmith.conversations import Conversation, Unusable
 from draftsmith.log import log
+from draftsmith.marks import Marks
 
 REASONS = {
     "too_long": "every answer lies behind tokenize.max_length",
@@ -24,6 +25,8 @@ REASONS = {
 """Reason codes of :meth:`RowMaker.make` with what each means, besides those of masking.py."""
 
 _CHUNK = 64
+# Not forked: a tokenizer that has run has threads, whose locks a fork would copy as they are.
+_START = "spawn"
 
 
 class TokenRow(NamedTuple):
@@ -59,7 +62,7 @@ class Plan:
     target: dict[str, Any]
     settings: Tokenize
     method: masking.Method
-    marks: masking.Marks
+    marks: Marks
 
 
 class RowMaker:
@@ -123,8 +126,7 @@ def make_all(
         return
     log(f"tokenize: {workers} processes")
     source = iter(conversations)
-    # Not forked: a tokenizer that has run has threads, whose locks a fork would copy as they are.
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(_START)
     with ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(plan,)) as executor:
         waiting: deque[tuple[list[Conversation], Future[list[Made]]]] = deque()
         try:

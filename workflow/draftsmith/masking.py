@@ -22,8 +22,7 @@ from typing import Any, Literal
 
 from draftsmith.chat import Chat, Encoded
 from draftsmith.conversations import Conversation, Message, Unusable
-from draftsmith.errors import DraftsmithError
-from draftsmith.log import log
+from draftsmith.marks import Marks, common
 
 Method = Literal["prefix", "generation_tags", "token_scan"]
 Span = tuple[int, int]
@@ -42,7 +41,6 @@ REASONS = {
 }
 """Reason codes of :meth:`Masker.rows` with what each means."""
 
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _OPENED_REASONING = re.compile(r"<think>(\s*)$")
 _CLOSE_REASONING = "</think>"
 
@@ -59,14 +57,6 @@ class MaskedRow:
     spans: list[Span]
     straddled: int = 0
     restored: bool = False
-
-
-@dataclass(frozen=True)
-class Marks:
-    """Token ids that open an answer and ids that may end it, as :func:`learn_marks` found them; empty when it did not."""
-
-    header: tuple[int, ...] = ()
-    ends: frozenset[int] = frozenset()
 
 
 class _NotFound(Exception):
@@ -92,31 +82,13 @@ class _Texts:
         return all(self.whole.startswith(text) for text in (*self.closed, *self.prompts))
 
 
-def learn_marks(chat: Chat) -> Marks:
-    """Find the header and the end of an answer by rendering a greeting."""
-    user = {"role": "user", "content": "Hello"}
-    try:
-        before = chat.encode(chat.render([user], None, prompt=False)).ids
-        prompt = chat.encode(chat.render([user], None, prompt=True)).ids
-        closed = chat.encode(chat.render([user, {"role": "assistant", "content": "Hi"}], None, prompt=False)).ids
-    except (Unusable, TypeError):
-        return Marks()
-    begin, end = _common(before, closed), _common(prompt, closed)
-    header = closed[begin:end]
-    if not header and end and closed[end - 1] in chat.special:
-        # Without a header of its own, an answer follows the mark that ends the user's turn.
-        header = [closed[end - 1]]
-    ends = next(([token] for token in closed[end:] if token in chat.special), [])
-    return Marks(tuple(header), frozenset(ends))
-
-
 class Masker:
     """Turns conversations into rows with supervised spans.
 
     Args:
         chat: tokenizer and template.
-        method: as :func:`choose` found it.
-        marks: as :func:`learn_marks` found them.
+        method: as :func:`draftsmith.mask_method.choose` found it.
+        marks: as :func:`draftsmith.marks.learn_marks` found them.
         fingerprint: the target's; token ids that the stage regenerate noted are used only if they are its own.
     """
 
@@ -173,7 +145,7 @@ class Masker:
         reasoning = texts.messages[texts.answers[place]].get("reasoning_content")
         if not reasoning or not _OPENED_REASONING.search(texts.prompts[place]):
             return False
-        shared = _common(texts.prompts[place], texts.closed[place])
+        shared = common(texts.prompts[place], texts.closed[place])
         return reasoning.strip() not in texts.closed[place][shared:]
 
     def _locate(self, texts: _Texts, tools: list[dict[str, Any]] | None) -> MaskedRow:
@@ -238,7 +210,22 @@ class Masker:
                 straddled += 1
                 first += 1
             bounds.append((first, bisect_left(encoded.starts, end)))
-        return encoded.ids, bounds, straddled
+        return *self._as_served(encoded.ids, bounds), straddled
+
+    def _as_served(self, ids: list[int], bounds: list[Span]) -> tuple[list[int], list[Span]]:
+        """The same with each header encoded as in a prompt, where no answer follows that its end could be joined with."""
+        tail = self.marks.tail
+        if not tail or all(tuple(ids[start - len(tail) : start]) == tail for start, _ in bounds):
+            return ids, bounds
+        served: list[int] = []
+        moved, done = [], 0
+        for start, end in bounds:
+            last = next((place for place in range(start - 1, done - 1, -1) if ids[place] in self.chat.special), None)
+            served += ids[done:start] if last is None or ids[last] != tail[0] else [*ids[done:last], *tail]
+            moved.append((len(served), len(served) + end - start))
+            served += ids[start:end]
+            done = end
+        return served + ids[done:], moved
 
     def _by_pieces(self, whole: str, begins: list[int], ends: list[int]) -> tuple[list[int], list[Span], int]:
         ids: list[int] = []
@@ -249,8 +236,9 @@ class Masker:
             ids += self.chat.encode(whole[begin:end]).ids
             bounds.append((first, len(ids)))
             done = end
-        if ids != self.chat.encode(whole[:done]).ids:
-            raise _NotFound("the pieces are encoded in another way than the whole")
+        # Pieces may be encoded in another way than the whole, as a prompt is; some tokenizers add a space to each.
+        if ids != self.chat.encode(whole[:done]).ids and self.chat.decode(ids) != whole[:done]:
+            raise _NotFound("the pieces are encoded as another text than the whole")
         return ids, bounds, 0
 
     def _by_tags(self, tools: list[dict[str, Any]] | None, messages: list[Message], answers: list[int]) -> MaskedRow:
@@ -346,42 +334,6 @@ class Masker:
         return self._blank[key]
 
 
-def choose(chat: Chat, samples: Sequence[Conversation], asked: str = "auto") -> tuple[Method, Marks]:
-    """Try every method on ``samples`` and take the first that works on more than half of those that any can handle.
-
-    ``asked`` names a method to use instead of 'auto'; then nothing is compared. Raises :class:`DraftsmithError` when two
-    methods find different tokens in a sample, which it shows, or when none works.
-    """
-    marks = learn_marks(chat)
-    if asked != "auto":
-        return next(method for method in METHODS if method == asked), marks
-    found: dict[Method, dict[int, list[MaskedRow]]] = {}
-    reasons: dict[Method, str] = {}
-    for method in METHODS:
-        if method == "generation_tags" and not (chat.fast and _GENERATION.search(chat.template)):
-            continue
-        masker = Masker(chat, method, marks)
-        found[method] = {}
-        for number, sample in enumerate(samples):
-            try:
-                found[method][number] = masker.rows(sample)
-            except Unusable as unusable:
-                reasons.setdefault(method, f"{sample.conversation_id}: {unusable}")
-    handled = set().union(*found.values())
-    chosen = next((method for method in METHODS if handled and 2 * len(found.get(method, ())) > len(handled)), None)
-    if chosen is None:
-        listed = "; ".join(f"{method}: {reason}" for method, reason in reasons.items()) or "there are none"
-        raise DraftsmithError(
-            f"in none of the first {len(samples)} conversations could an answer be found in the tokens ({listed})"
-        )
-    for method in METHODS:
-        for number in sorted(set(found[chosen]) & set(found.get(method, ()))):
-            _compare(chat, samples[number], chosen, found[chosen][number], method, found[method][number])
-    agreeing = [method for method in METHODS if method != chosen and found.get(method)]
-    log(f"answers are found by {chosen}" + (f", {' and '.join(agreeing)} agreeing" if agreeing else ""))
-    return chosen, marks
-
-
 def answer_indices(messages: Sequence[Message]) -> list[int]:
     """Places of the assistant messages that answer somebody; one before any user or tool message is only context.
 
@@ -399,21 +351,6 @@ def answer_indices(messages: Sequence[Message]) -> list[int]:
     return answers
 
 
-def _compare(
-    chat: Chat, sample: Conversation, one: str, rows: list[MaskedRow], other: str, others: list[MaskedRow]
-) -> None:
-    for row, second in zip(rows, others, strict=False):
-        comparable = len(rows) == len(others) and not any(r.straddled or r.restored for r in (row, second))
-        if not comparable or (row.ids, row.spans) == (second.ids, second.spans):
-            continue
-        shown = [[chat.decode(r.ids[start:end]) for start, end in r.spans] for r in (row, second)]
-        differing = next(((a, b) for a, b in zip(*shown, strict=False) if a != b), (shown[0][-1], shown[1][-1]))
-        raise DraftsmithError(
-            f"conversation {sample.conversation_id} ({sample.source}): the ways to find answers disagree: {one} finds "
-            f"{differing[0]!r}, {other} finds {differing[1]!r}; if the first is right, set tokenize.mask: {one}"
-        )
-
-
 def _restore_reasoning(prompt: str, closed: str, reasoning: str | None) -> str:
     """Put reasoning that the template dropped back behind the prompt that opens it: `<think>` reasoning `</think>` answer."""
     opened = _OPENED_REASONING.search(prompt)
@@ -421,7 +358,7 @@ def _restore_reasoning(prompt: str, closed: str, reasoning: str | None) -> str:
         raise Unusable("not_aligned", "the rendered answer does not begin with its prompt")
     if not reasoning:
         raise Unusable("reasoning_missing")
-    rest = closed[_common(prompt, closed) :]
+    rest = closed[common(prompt, closed) :]
     if closed.startswith(prompt) and rest.lstrip().startswith(_CLOSE_REASONING):
         return prompt + reasoning + rest
     # The block is laid out as it was opened: each mark on a line of its own, or none.
@@ -432,13 +369,6 @@ def _restore_reasoning(prompt: str, closed: str, reasoning: str | None) -> str:
 def _cut(ids: list[int], spans: list[Span], straddled: int = 0) -> MaskedRow:
     # What follows the last answer teaches nothing and would have to be computed and stored.
     return MaskedRow(ids[: spans[-1][1]], spans, straddled)
-
-
-def _common(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Length of the common beginning."""
-    return next(
-        (place for place, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right))
-    )
 
 
 def _find(ids: list[int], wanted: tuple[int, ...], start: int) -> int:

@@ -23,7 +23,9 @@ def run(*, rows: Path, shards: Sequence[Path], manifest: Path) -> None:
     for path, part in zip(shards, parts, strict=True):
         for name in _COMMON:
             if part[name] != parts[0][name]:
-                raise DraftsmithError(f"{path}: its {name} is {part[name]}, that of {shards[0]} is {parts[0][name]}; delete both and extract again")
+                raise DraftsmithError(
+                    f"{path}: its {name} is {part[name]}, that of {shards[0]} is {parts[0][name]}; delete both and extract again"
+                )
     seen: dict[str, Path] = {}
     for path, part in zip(shards, parts, strict=True):
         for row in [*part["rows"], *(entry["row_id"] for entry in part["failed"])]:
@@ -32,12 +34,23 @@ def run(*, rows: Path, shards: Sequence[Path], manifest: Path) -> None:
             seen[row] = path
     absent = [row for row in table["row_id"] if row not in seen]
     if absent:
-        raise DraftsmithError(f"{rows}: {len(absent)} rows are in no shard's manifest, the first is {absent[0]}; delete the manifests and extract again")
+        raise DraftsmithError(
+            f"{rows}: {len(absent)} rows are in no shard's manifest, the first is {absent[0]}; delete the manifests and extract again"
+        )
+    known = set(table["row_id"])
+    foreign = next((row for row in seen if row not in known), None)
+    if foreign is not None:
+        raise DraftsmithError(f"{seen[foreign]}: row {foreign} is not in {rows}; delete the manifest and extract again")
     places = {row: place for part in parts for row, place in part["rows"].items()}
     lengths = dict(zip(table["row_id"], table["length"], strict=True))
     failed = [entry for part in parts for entry in part["failed"]]
     folder = Path(parts[0]["store"])
     files = sorted({name for name, _ in places.values()})
+    gone = [name for name in files if not (folder / name).is_file()]
+    if gone:
+        raise DraftsmithError(
+            f"{folder / gone[0]}: this batch file is gone from the store; delete {shards[0].parent} and extract again"
+        )
     write_json(
         manifest,
         {name: parts[0][name] for name in _COMMON}

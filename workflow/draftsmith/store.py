@@ -83,7 +83,9 @@ def row_id(input_ids: Iterable[int]) -> str:
 
 def fingerprint(target: str, layers: Sequence[int], dtype: str) -> str:
     """Name of the folder for states of a target (its own fingerprint, revision included), layer ids and dtype."""
-    what = json.dumps({"format": FORMAT_VERSION, "target": target, "layers": list(layers), "dtype": dtype}, sort_keys=True)
+    what = json.dumps(
+        {"format": FORMAT_VERSION, "target": target, "layers": list(layers), "dtype": dtype}, sort_keys=True
+    )
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
@@ -142,14 +144,18 @@ def read_header(path: Path) -> tuple[BatchHeader, dict[str, tuple[int, int]]]:
             entries = json.loads(file.read(min(size, 1 << 28)))
         header = BatchHeader.model_validate_json(entries["__metadata__"]["draftsmith"])
     except (OSError, ValueError, struct.error, KeyError, TypeError, ValidationError) as error:
-        raise StoreError(f"{path}: no readable batch file ({type(error).__name__}); it is ignored and its rows computed again") from error
+        raise StoreError(
+            f"{path}: no readable batch file ({type(error).__name__}); it is ignored and its rows computed again"
+        ) from error
     if header.format != FORMAT_VERSION:
         raise StoreError(f"{path}: has format {header.format}, this version reads {FORMAT_VERSION}")
     head, places = layout(header)
     expected = max(at + length for at, length in places.values())
     actual = path.stat().st_size
     if len(head) != 8 + size or actual != expected:
-        raise StoreError(f"{path}: is {actual} bytes long and should be {expected}; it is ignored and its rows computed again")
+        raise StoreError(
+            f"{path}: is {actual} bytes long and should be {expected}; it is ignored and its rows computed again"
+        )
     return header, places
 
 

@@ -16,7 +16,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
-from draftsmith import masking, splits, store
+from draftsmith import mask_method, masking, splits, store
 from draftsmith.chat import Chat
 from draftsmith.config import Config, Source
 from draftsmith.conversations import Conversation, DropCount, Dropped, Message, Unusable, read_conversations
@@ -24,6 +24,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.files import atomic_path, read_json, write_json
 from draftsmith.log import log
 from draftsmith.make_rows import Made, Plan, TokenRow, make_all
+from draftsmith.marks import Marks
 
 REASONS = {
     "duplicate": "the same conversation, or one of the same tokens, came before",
@@ -63,8 +64,8 @@ def run(config: Config, *, target: Path, conversations: Path | None, rows: Path,
     write_json(report, figures)
     stage.dropped.report("tokenize")
     log(
-        f"tokenize: {figures['conversations']} conversations gave {figures['rows']} rows (one a {figures['row_per']}) of "
-        f"{figures['tokens']} tokens, {figures['supervised']} of them supervised; "
+        f"tokenize: {figures['conversations']} conversations gave {figures['rows']} rows (one a {figures['row_per']}) "
+        f"of {figures['tokens']} tokens, {figures['supervised']} of them supervised; "
         + ", ".join(f"{split} {count}" for split, count in figures["by_split"].items())
     )
 
@@ -75,7 +76,7 @@ class _Stage:
     def __init__(self, config: Config, target: dict[str, Any], chat: Chat) -> None:
         self.config, self.target, self.chat = config, target, chat
         self.method: masking.Method = "prefix"
-        self.marks = masking.Marks()
+        self.marks = Marks()
         self.dropped = DropCount()
         self.lost_rows: Counter[str] = Counter()
         self.total = self.by_turn = self.straddled = self.spooled = self.spooled_supervised = 0
@@ -99,7 +100,7 @@ class _Stage:
             :_SAMPLES
         ]
         if samples:
-            self.method, self.marks = masking.choose(self.chat, samples, self.config.tokenize.mask)
+            self.method, self.marks = mask_method.choose(self.chat, samples, self.config.tokenize.mask)
         plan = Plan(self.target, self.config.tokenize, self.method, self.marks)
         begun = shown = time.monotonic()
         records: list[dict[str, Any]] = []
@@ -162,17 +163,17 @@ class _Stage:
         self.straddled += made.straddled
         group.conversations += 1
         group.rows += len(records)
-        if key not in self.candidates and made.prompt_tokens <= self.config.tokenize.max_length:
-            self._consider(key, group, conversation)
+        if key not in self.candidates:
+            self._consider(key, group, conversation, made.prompt_tokens)
         return records
 
-    def _consider(self, key: str, group: splits.Group, conversation: Conversation) -> None:
+    def _consider(self, key: str, group: splits.Group, conversation: Conversation, length: int) -> None:
         """Remember a conversation that may be asked in the evaluation, if it is among its domain's first by hash."""
         if conversation.split == "evaluation":
             self.candidates[key] = conversation
             return
         wanted = self.config.tokenize.evaluation_per_domain
-        if group.wished or not wanted:
+        if group.wished or not wanted or length > self.config.tokenize.max_length:
             return
         queue = self.queues.setdefault(group.domain, [])
         self.candidates[key], group.eligible = conversation, True
@@ -208,14 +209,16 @@ class _Stage:
         """Raise :class:`DraftsmithError` when too much was left out, or when nothing or everything is supervised."""
         self.dropped.check(self.total, self.config.data.max_dropped_fraction, _HARMLESS)
         if not self.spooled_supervised:
+            reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.counts.most_common())
             raise DraftsmithError(
-                f"no token of {self.total} conversations is supervised, so there is nothing to learn; do they have assistant "
-                "messages (if not, set regenerate.enabled), and does the chat template write them?"
+                f"no token of {self.total} conversations is supervised, so there is nothing to learn (left out: "
+                f"{reasons or 'none'}); do they have assistant messages (if not, set regenerate.enabled), and does the chat "
+                "template write them?"
             )
         if self.spooled_supervised == self.spooled:
             raise DraftsmithError(
-                f"every token of {self.total} conversations is supervised, prompts and headers too; set tokenize.mask to another way "
-                f"of finding answers than {self.method}"
+                f"every token of {self.total} conversations is supervised, prompts and headers too; set tokenize.mask to "
+                f"another way of finding answers than {self.method}"
             )
 
     def split(self) -> dict[str, str]:
@@ -263,14 +266,15 @@ class _Stage:
                 _write(writer, records)
             if not self.by_split["train"]:
                 raise DraftsmithError(
-                    f"none of {self.total} conversations is left to train on; give more, or lower tokenize.evaluation_per_domain and "
-                    "tokenize.validation_fraction"
+                    f"none of {self.total} conversations is left to train on; give more, or lower "
+                    "tokenize.evaluation_per_domain and tokenize.validation_fraction"
                 )
             room = self.target.get("max_positions")
             # The engine samples one token behind a row, and vLLM keeps one more place.
             if room and longest + 2 > room:
                 raise DraftsmithError(
-                    f"the longest row has {longest} tokens, but the target's context is {room}; set tokenize.max_length to {room - 2} or less"
+                    f"the longest row has {longest} tokens, but the target's context is {room}; set tokenize.max_length "
+                    f"to {room - 2} or less"
                 )
 
     def _domain(self, domain: str) -> Counter[str]:

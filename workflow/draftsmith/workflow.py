@@ -1,4 +1,4 @@
-"""What the Snakefile needs to know: the checked config, and which of its sections are a stage's params."""
+"""What the Snakefile needs to know: the checked config, and which of its keys are a stage's params."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftsmith.config import Config, parse
+from draftsmith.config import Config, check_consistent, parse
 from draftsmith.errors import DraftsmithError
 
-# Sections that change what a stage computes. A changed one re-runs that stage and what follows from it, nothing else.
-SECTIONS: dict[str, tuple[str, ...]] = {
-    "get_target": ("target",),
-    "regenerate": ("target", "data", "regenerate", "tokenize"),
-    "tokenize": ("data", "tokenize"),
-    "preflight": ("target", "preflight", "tokenize", "extract"),
-    "clean_gpus": ("clean",),
-    "extract_shard": ("target", "extract", "clean"),
-    "map_vocabulary": ("vocabulary",),
-    "train_draft": ("train", "clean"),
-    "export_draft": ("train", "export"),
-    "evaluate_draft": ("target", "train", "export", "evaluate", "clean"),
-    "report": ("report",),
+# Keys that change what a stage computes: whole sections, or some keys of one. A changed one re-runs that stage and what
+# follows from it, nothing else; layer ids, for one, are no business of the tokens.
+_ENGINE_TARGET = {"dtype", "trust_remote_code"}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "get_target": {"target": {"source", "revision", "trust_remote_code"}},
+    "regenerate": {
+        "target": _ENGINE_TARGET,
+        "data": True,
+        "regenerate": True,
+        "tokenize": {"max_length", "template_args"},
+    },
+    "tokenize": {"target": {"trust_remote_code"}, "data": True, "tokenize": True},
+    "preflight": {"target": True, "extract": True},
+    "extract_shard": {"target": True, "extract": True},
+    "map_vocabulary": {"vocabulary": True},
+    "train_draft": {"train": True},
+    "export_draft": {"train": True, "export": True},
+    "evaluate_draft": {"target": _ENGINE_TARGET, "train": True, "export": True, "evaluate": True},
+    "report": {"report": True},
 }
 
 
@@ -39,7 +45,9 @@ class Plan:
 
         Raises :class:`DraftsmithError` with one sentence a fault, which names the last config file given and the key.
         """
-        checked = parse(dict(values), str(files[-1]) if files else "the config")
+        origin = str(files[-1]) if files else "the config"
+        checked = parse(dict(values), origin)
+        check_consistent(checked, origin)
         plan = cls(checked)
         plan.check_sources()
         return plan
@@ -48,7 +56,9 @@ class Plan:
         """Fail unless every local data source is there: a run would otherwise find out only later, or in other words."""
         for place, source in enumerate(self.config.data.sources):
             if not source.path.startswith("hub:") and not Path(source.path).exists():
-                raise DraftsmithError(f"{source.path}: no such file or folder; correct the config key data.sources.{place}.path")
+                raise DraftsmithError(
+                    f"{source.path}: no such file or folder; correct the config key data.sources.{place}.path"
+                )
 
     @property
     def sources(self) -> list[str]:
@@ -68,11 +78,11 @@ class Plan:
         return 0 if self.config.engine.device == "cpu" else self.config.engine.tp
 
     @property
-    def engine(self) -> str:
-        """The engine's section as JSON text."""
-        return json.dumps(self.config.engine.model_dump(mode="json"), sort_keys=True)
+    def whole(self) -> str:
+        """All of the config as JSON text."""
+        return json.dumps(self.config.model_dump(mode="json"), sort_keys=True)
 
     def settings(self, stage: str) -> str:
-        """JSON text of the sections that are the params of ``stage``."""
-        values = self.config.model_dump(mode="json", include=set(SECTIONS[stage]))
+        """JSON text of the keys that are the params of ``stage``."""
+        values = self.config.model_dump(mode="json", include=SECTIONS[stage])
         return json.dumps(values | {"name": self.config.name}, sort_keys=True)

@@ -14,15 +14,15 @@ rule clean_gpus:
         report=RESULTS / "clean_gpus.json",
     log:
         LOGS / "clean_gpus.log",
+    benchmark:
+        BENCHMARKS / "clean_gpus.tsv"
     conda:
         "../../envs/draftsmith.yaml"
-    params:
-        settings=PLAN.settings("clean_gpus"),
     resources:
         gpu=GPUS,
         mem_mb=4000,
         runtime=10,
     shell:
-        "python -m draftsmith clean-gpus --settings {params.settings:q}"
-        ' --engine "$DRAFTSMITH_ENGINE" --report {output.report:q}'
+        "python -m draftsmith clean-gpus"
+        " --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

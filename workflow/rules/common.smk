@@ -33,12 +33,12 @@ PYTHON_FOLDER = str(Path(sys.executable).parent)
 if os.environ.get("PATH", "").split(os.pathsep)[0] != PYTHON_FOLDER:
     os.environ.update(PATH=os.pathsep.join([PYTHON_FOLDER, os.environ.get("PATH", os.defpath)]))
 
-# What a job is told outside of its params, as none of it changes a result and a change must re-run nothing: how the
-# engine runs, where the package lies, and that descriptor 3 is the terminal, where a stage shows its own lines while
-# everything else goes to its log. Braces are doubled for Snakemake's formatting.
+# What a job is told outside of its params, as a change of it must re-run nothing: the whole config, of which a stage takes
+# only what changes no result (how the engine runs, what preflight and cleaning may do) and the report shows all; where the
+# package lies; and that descriptor 3 is the terminal, where a stage shows its own lines while all else goes to its log. Braces are doubled for Snakemake's formatting.
 shell.prefix(
     (
-        f"set -euo pipefail; export DRAFTSMITH_CONSOLE=3 DRAFTSMITH_ENGINE={shlex.quote(PLAN.engine)}"
+        f"set -euo pipefail; export DRAFTSMITH_CONSOLE=3 DRAFTSMITH_CONFIG={shlex.quote(PLAN.whole)}"
         f" PYTHONPATH={shlex.quote(str(PACKAGE))}${{PYTHONPATH:+:$PYTHONPATH}}; "
     )
     .replace("{", "{{")

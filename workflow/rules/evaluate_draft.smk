@@ -32,7 +32,7 @@ rule evaluate_draft:
         runtime=lambda wildcards, attempt: 240 * attempt,
     shell:
         "python -m draftsmith evaluate-draft --settings {params.settings:q}"
-        ' --engine "$DRAFTSMITH_ENGINE" --gpus {resources.gpu}'
+        " --gpus {resources.gpu}"
         " --target {input.target:q} --draft {params.draft:q} --vocabulary {input.vocabulary:q}"
         " --prompts {input.prompts:q} --workdir {params.workdir:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

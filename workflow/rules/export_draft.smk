@@ -19,6 +19,8 @@ rule export_draft:
         report=RESULTS / "draft/export.json",
     log:
         LOGS / "export_draft.log",
+    benchmark:
+        BENCHMARKS / "export_draft.tsv"
     conda:
         "../../envs/draftsmith.yaml"
     params:

@@ -11,9 +11,8 @@ rule extract_shard:
     input:
         target=RESULTS / "target.json",
         rows=RESULTS / "tokenize/rows.parquet",
-        # Checked again by the job itself; a newer check is no reason to extract again.
-        preflight=ancient(RESULTS / "preflight.json"),
-        clean=ancient(RESULTS / "clean_gpus.json"),
+        # Not ancient(): where an ancient input is made anew, Snakemake no longer looks at the job's own params.
+        clean=RESULTS / "clean_gpus.json",
     output:
         manifest=RESULTS / "extract/shards/{scatteritem}.json",
     log:
@@ -31,7 +30,7 @@ rule extract_shard:
         runtime=lambda wildcards, attempt: 720 * attempt,
     shell:
         "python -m draftsmith extract-shard --settings {params.settings:q}"
-        ' --engine "$DRAFTSMITH_ENGINE" --gpus {resources.gpu}'
+        " --gpus {resources.gpu}"
         " --target {input.target:q} --rows {input.rows:q} --scatteritem {wildcards.scatteritem}"
         " --manifest {output.manifest:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -11,6 +11,8 @@ rule get_target:
         target=RESULTS / "target.json",
     log:
         LOGS / "get_target.log",
+    benchmark:
+        BENCHMARKS / "get_target.tsv"
     conda:
         "../../envs/draftsmith.yaml"
     params:

@@ -16,6 +16,8 @@ rule map_vocabulary:
         report=RESULTS / "vocabulary/vocabulary.json",
     log:
         LOGS / "map_vocabulary.log",
+    benchmark:
+        BENCHMARKS / "map_vocabulary.tsv"
     conda:
         "../../envs/draftsmith.yaml"
     params:

@@ -14,6 +14,8 @@ rule merge_manifest:
         manifest=RESULTS / "extract/manifest.json",
     log:
         LOGS / "merge_manifest.log",
+    benchmark:
+        BENCHMARKS / "merge_manifest.tsv"
     conda:
         "../../envs/draftsmith.yaml"
     resources:

@@ -15,6 +15,8 @@ rule preflight:
         report=RESULTS / "preflight.json",
     log:
         LOGS / "preflight.log",
+    benchmark:
+        BENCHMARKS / "preflight.tsv"
     conda:
         "../../envs/draftsmith.yaml"
     params:
@@ -26,7 +28,7 @@ rule preflight:
         runtime=lambda wildcards, attempt: 30 * attempt,
     shell:
         "python -m draftsmith preflight --settings {params.settings:q}"
-        ' --engine "$DRAFTSMITH_ENGINE" --gpus {resources.gpu}'
+        " --gpus {resources.gpu}"
         " --target {input.target:q} --rows {input.rows:q} --tokenize-report {input.tokenize:q}"
         " --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

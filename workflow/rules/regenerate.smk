@@ -29,7 +29,7 @@ rule regenerate:
         runtime=lambda wildcards, attempt: 720 * attempt,
     shell:
         "python -m draftsmith regenerate --settings {params.settings:q}"
-        ' --engine "$DRAFTSMITH_ENGINE" --gpus {resources.gpu}'
+        " --gpus {resources.gpu}"
         " --target {input.target:q} --workdir {params.workdir:q}"
         " --conversations {output.conversations:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -10,7 +10,7 @@ rule report:
     input:
         target=RESULTS / "target.json",
         tokenize=RESULTS / "tokenize/tokenize.json",
-        preflight=ancient(RESULTS / "preflight.json"),
+        preflight=RESULTS / "preflight.json",
         manifest=RESULTS / "extract/manifest.json",
         shards=gather.extract(str(RESULTS / "extract/shards/{scatteritem}.json")),
         vocabulary=RESULTS / "vocabulary/vocabulary.json",
@@ -37,6 +37,6 @@ rule report:
         runtime=15,
     shell:
         "python -m draftsmith report --settings {params.settings:q}"
-        ' --engine "$DRAFTSMITH_ENGINE" --results {params.results:q}'
+        " --results {params.results:q}"
         " --benchmarks {params.benchmarks:q} --page {output.page:q}"
         " 3>&2 > {log:q} 2>&1"

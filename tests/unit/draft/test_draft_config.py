@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from draftsmith.config import Train
 from draftsmith.draft.config import DraftShape, draft_shape
 from draftsmith.errors import DraftsmithError
@@ -100,6 +99,8 @@ def test_latent_attention_gets_llama_heads_and_plain_rope(tmp_path: Path) -> Non
     shape = _shape(tmp_path, kimi)
     assert (shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate_size) == (56, 8, 128, 18432)
     assert shape.rope == {"rope_type": "default", "rope_theta": 50000.0}
+    del kimi["text_config"]["rope_scaling"]["mscale"], kimi["text_config"]["rope_scaling"]["mscale_all_dim"]
+    assert _shape(tmp_path, kimi).rope == shape.rope
     assert (shape.max_positions, shape.rms_norm_eps) == (262144, 1e-5)
 
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-
 from draftsmith.draft import loss as loss_module
 from draftsmith.draft.config import DraftShape
 from draftsmith.draft.loss import Loss, eager_loss, fast_loss
@@ -17,6 +15,7 @@ from draftsmith.draft.teacher import Teacher
 from draftsmith.errors import DraftsmithError
 from draftsmith.train_draft.dataset import Example
 from draftsmith.train_draft.packing import Pack, collate
+from torch import Tensor
 
 
 def test_by_hand(make_shape: Callable[..., DraftShape]) -> None:
@@ -45,7 +44,9 @@ def test_by_hand(make_shape: Callable[..., DraftShape]) -> None:
 def _compute(loss: Callable[..., Loss], draft: Any, teacher: Teacher, pack: Pack, counts: Tensor, **more: Any) -> Any:
     states = draft(pack, 3)
     result = loss(states, pack.depth, pack.final, draft.lm_head.weight, teacher, counts, 0.8, **more)
-    return result, dict(zip(dict(draft.named_parameters()), torch.autograd.grad(result.loss, list(draft.parameters())), strict=True))
+    return result, dict(
+        zip(dict(draft.named_parameters()), torch.autograd.grad(result.loss, list(draft.parameters())), strict=True)
+    )
 
 
 @pytest.mark.parametrize("block", [1 << 25, 12 * 4], ids=["one block", "blocks of four slots"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from draftsmith.draft.metrics import Tally
 
 # Five slots with depths 3 3 2 1 3.
@@ -12,7 +11,7 @@ DEPTH = torch.tensor([3, 3, 2, 1, 3])
 HITS = [
     torch.tensor([True, True, True, False, False]),
     torch.tensor([True, False, True, True]),
-    torch.tensor([True, True, True]),
+    torch.tensor([True, True, False]),
 ]
 
 
@@ -23,9 +22,9 @@ def _tally() -> Tally:
 
 
 def test_by_hand() -> None:
-    """Step 0: 3 of 5. Step 1: 3 of 4; at risk are slots 0 1 2, of which 0 and 2 hit. Step 2: 3 of 3; at risk is slot 0."""
+    """Step 0: 3 of 5. Step 1: 3 of 4; at risk are slots 0 1 2, of which 0 and 2 hit. Step 2: 2 of 3; at risk is slot 0."""
     metrics = _tally().metrics(decay=0.5)
-    assert metrics["accuracy"] == pytest.approx([3 / 5, 3 / 4, 1])
+    assert metrics["accuracy"] == pytest.approx([3 / 5, 3 / 4, 2 / 3])
     assert metrics["acceptance"] == pytest.approx([3 / 5, 2 / 3, 1])
     assert metrics["acceptance_length"] == pytest.approx(1 + 3 / 5 + 3 / 5 * 2 / 3 + 3 / 5 * 2 / 3 * 1)
     assert metrics["loss"] == pytest.approx(5 / 5 + 0.5 * 4 / 4 + 0.25 * 3 / 3)

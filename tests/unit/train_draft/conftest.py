@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import save_file
-
 from draftsmith import store, train_draft
 from draftsmith.config import Config, parse
 from draftsmith.files import read_json
+from safetensors.torch import save_file
 
 VOCAB, WIDTH, LAYERS = 48, 32, [1, 2, 3]
 
@@ -64,7 +64,9 @@ class RunFolder:
         return sorted(found, key=lambda path: int(path.name.split("-")[1]))
 
 
-def write_batch(folder: Path, ids: Sequence[np.ndarray], aux: torch.Tensor, final: torch.Tensor) -> dict[str, list[Any]]:
+def write_batch(
+    folder: Path, ids: Sequence[np.ndarray], aux: torch.Tensor, final: torch.Tensor
+) -> dict[str, list[Any]]:
     """Write a batch file as the store defines it; its part of the manifest."""
     rows = [store.row_id(row) for row in ids]
     offsets = np.cumsum([0] + [len(row) for row in ids])
@@ -77,8 +79,7 @@ def write_batch(folder: Path, ids: Sequence[np.ndarray], aux: torch.Tensor, fina
         rows=rows,
         lengths=[len(row) for row in ids],
         checksums=[
-            store.checksum(aux[start:end].numpy(), final[start:end].numpy())
-            for start, end in zip(offsets, offsets[1:], strict=False)
+            store.checksum(aux[start:end].numpy(), final[start:end].numpy()) for start, end in pairwise(offsets)
         ],
         vllm="0",
     )
@@ -136,7 +137,6 @@ def make_run(tmp_path: Path) -> Callable[..., RunFolder]:
                     "num_layers": 6,
                     "hidden_size": WIDTH,
                     "vocab_size": VOCAB,
-                    "layers": LAYERS,
                     "torch_dtype": "bfloat16",
                     "fingerprint": "f" * 64,
                     "trust_remote_code": False,

@@ -36,7 +36,12 @@ class Segment:
 
 
 def prefix_attention(
-    query: Tensor, key: Tensor, value: Tensor, own: Sequence[tuple[Tensor, Tensor]], seen: Tensor, segments: Sequence[Segment]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own: Sequence[tuple[Tensor, Tensor]],
+    seen: Tensor,
+    segments: Sequence[Segment],
 ) -> Tensor:
     """Attention over the row's keys of step 0 and the query's own keys of later steps.
 
@@ -59,7 +64,11 @@ class _PrefixAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Tensor, segments: tuple[Segment, ...], *own: Tensor
     ) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
-            q, k, v = _grouped(query, key.shape[1]), key.transpose(0, 1).contiguous(), value.transpose(0, 1).contiguous()
+            q, k, v = (
+                _grouped(query, key.shape[1]),
+                key.transpose(0, 1).contiguous(),
+                value.transpose(0, 1).contiguous(),
+            )
             own_k, own_v = [t.transpose(0, 1) for t in own[0::2]], [t.transpose(0, 1) for t in own[1::2]]
             scale = query.shape[-1] ** -0.5
             own_scores = [_own_scores(q, each, scale) for each in own_k]
@@ -167,7 +176,12 @@ def _matmul_transposed(left: Tensor, right: Tensor) -> Tensor:
 
 
 def dense_attention(
-    query: Tensor, key: Tensor, value: Tensor, own: Sequence[tuple[Tensor, Tensor]], seen: Tensor, segments: Sequence[Segment]
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    own: Sequence[tuple[Tensor, Tensor]],
+    seen: Tensor,
+    segments: Sequence[Segment],
 ) -> Tensor:
     """The same as :func:`prefix_attention`, with one mask over everything: short, slow, and what the tests compare with."""
     repeat = query.shape[1] // key.shape[1]

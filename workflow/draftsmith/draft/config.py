@@ -178,10 +178,14 @@ def _rope(text: Mapping[str, Any], plain: bool) -> dict[str, Any]:
     if kind == "mrope":
         kind = "default"
     # An explicit magnitude is read differently by the vLLM versions that are supported.
-    magnitude = kind == "yarn" and any(rope.get(key) is not None for key in ("mscale", "mscale_all_dim", "attention_factor"))
+    magnitude = kind == "yarn" and any(
+        rope.get(key) is not None for key in ("mscale", "mscale_all_dim", "attention_factor")
+    )
     if plain or magnitude or kind not in _SAFE_ROPE:
         if kind != "default":
-            log(f"the draft gets plain rope (base {theta:g}): the target's ({kind}) does not carry over to a Llama layer")
+            log(
+                f"the draft gets plain rope (base {theta:g}): the target's ({kind}) does not carry over to a Llama layer"
+            )
         return {"rope_type": "default", "rope_theta": theta}
     if kind == "default":
         return {"rope_type": "default", "rope_theta": theta}

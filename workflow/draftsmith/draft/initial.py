@@ -52,9 +52,7 @@ def initial_draft(shape: DraftShape, embedding: Tensor, head: Tensor, d2t: Tenso
     """
     ids = target_ids(d2t, shape.target_vocab)
     generator = torch.Generator().manual_seed(seed)
-    draft = Eagle3Draft(shape, embedding).float()
-    # .float() is for the parameters: the frozen embedding keeps the target's dtype.
-    draft.embed_tokens = embedding
+    draft = Eagle3Draft(shape, embedding)
     with torch.no_grad():
         for module in draft.modules():
             if isinstance(module, nn.Linear):

@@ -141,7 +141,9 @@ class _BlockLoss(torch.autograd.Function):
                         d_states[step][first:last] = gradient @ cast_head
                     if d_head is not None:
                         _add_product(d_head, gradient, own)
-            loss = sum((weight * part for weight, part in zip(weights, sums, strict=True)), torch.zeros((), device=device))
+            loss = sum(
+                (weight * part for weight, part in zip(weights, sums, strict=True)), torch.zeros((), device=device)
+            )
         ctx.learn_head, ctx.learn_states = learn_head, learn_states
         ctx.save_for_backward(*([] if d_head is None else [d_head]), *d_states)
         ctx.mark_non_differentiable(sums)

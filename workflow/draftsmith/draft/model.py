@@ -6,7 +6,6 @@ neither trained, nor saved, nor exported, since the server shares the target's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -98,16 +97,6 @@ class Layer(nn.Module):
         self.mlp = MLP(shape)
 
 
-@dataclass
-class States:
-    """What one step leaves behind, for the slots that count at it."""
-
-    normed: Tensor
-    """[N_k, H]: input of lm_head."""
-    fed_back: Tensor
-    """[N_k, H]: hidden state that the next step takes."""
-
-
 class Eagle3Draft(nn.Module):
     """One decoder layer between the target's states and its own head over the draft vocabulary."""
 
@@ -131,8 +120,8 @@ class Eagle3Draft(nn.Module):
         if self.shape.fc_norm:
             parts = aux.unflatten(-1, (len(self.shape.layers), -1)).unbind(-2)
             aux = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        # Not a parameter's dtype: where autocast is on, it casts again.
-        return self.fc(aux.to(self.fc.weight.dtype))
+        # Where autocast is on it casts by itself, and a detour over float32 would be the largest tensor of all.
+        return self.fc(aux if torch.is_autocast_enabled(aux.device.type) else aux.to(self.fc.weight.dtype))
 
     def forward(self, rows: Rows, steps: int) -> list[Tensor]:
         """Run ``steps`` steps of the training-time test (:mod:`draftsmith.draft.slots`).
@@ -157,6 +146,7 @@ class Eagle3Draft(nn.Module):
         own: list[tuple[Tensor, Tensor]] = []
         left = torch.arange(len(rows.depth))
         outputs: list[Tensor] = []
+        fed_back = hidden
         for step in range(steps):
             if step:
                 still = left_at(rows.depth[left], step)
@@ -164,7 +154,7 @@ class Eagle3Draft(nn.Module):
                 if not len(left):
                     break
                 still = still.to(slots.device)
-                hidden = states.fed_back[still]
+                hidden = fed_back[still]
                 slots, seen = slots[still], seen[still]
                 normed = layer.hidden_norm(hidden)
                 residual = normed if self.shape.norm_before_residual else hidden
@@ -175,18 +165,18 @@ class Eagle3Draft(nn.Module):
                 own.append((own_key, attention.heads(attention.v_proj(both))))
             query = _rotate(attention.heads(attention.q_proj(both)), cos, sin)
             mixed = prefix_attention(query, key, value, own, seen, _segments(rows, left))
-            states = self._rest(attention.o_proj(mixed.flatten(-2)), residual)
-            outputs.append(states.normed)
+            output, fed_back = self._rest(attention.o_proj(mixed.flatten(-2)), residual)
+            outputs.append(output)
         return outputs
 
-    def _rest(self, mixed: Tensor, residual: Tensor) -> States:
-        """The layer behind attention, and the final norm."""
+    def _rest(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer behind attention, and the final norm: lm_head's input and the hidden state that the next step takes."""
         layer: Layer = self.layers[0]  # type: ignore[assignment]
         residual = residual + mixed
         # vLLM calls this sum hidden_prenorm: it is what the next step is fed with, unless norm_output is set.
         before = layer.mlp(layer.post_attention_layernorm(residual)) + residual
         normed = self.norm(before)
-        return States(normed, normed if self.shape.norm_output else before)
+        return normed, normed if self.shape.norm_output else before
 
     def _rotation(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, d], float32, of int64 positions [T]."""

@@ -23,10 +23,12 @@ from draftsmith.evaluate_draft.counts import Counts
 from draftsmith.files import read_json, write_json
 from draftsmith.log import log
 
-_VERSIONS = ("draftsmith", "torch", "transformers")
+_VERSIONS = ("draftsmith", "snakemake", "torch", "transformers")
 
 
-def run(config: Config, *, target: Path, draft: Path, vocabulary: Path, prompts: Path, workdir: Path, report: Path) -> None:
+def run(
+    config: Config, *, target: Path, draft: Path, vocabulary: Path, prompts: Path, workdir: Path, report: Path
+) -> None:
     """Measure the exported draft in the folder ``draft`` and write ``report``.
 
     Each serving is a process of its own, whose result is kept in ``workdir`` until all are done. Raises
@@ -34,6 +36,7 @@ def run(config: Config, *, target: Path, draft: Path, vocabulary: Path, prompts:
     written beside ``report`` as ``failed-evaluate.json``, since Snakemake deletes the output of a failed job.
     """
     described = read_json(target)
+    layers = read_json(draft / "config.json")["eagle_aux_hidden_state_layer_ids"]
     questions = _read_prompts(prompts)
     settings = config.evaluate
     serving = engine.vllm_arguments(config, described, _longest(questions) + settings.max_tokens + settings.k + 2)
@@ -44,11 +47,15 @@ def run(config: Config, *, target: Path, draft: Path, vocabulary: Path, prompts:
     untrained = None
     if settings.untrained:
         folder = work / "untrained-draft"
-        export_draft.untrained(config, target=target, vocabulary=vocabulary, folder=folder)
-        untrained = _serve(config, "untrained", serving, speculative | {"model": str(folder.resolve())}, questions, work)
+        export_draft.untrained(config, target=target, layers=layers, vocabulary=vocabulary, folder=folder)
+        untrained = _serve(
+            config, "untrained", serving, speculative | {"model": str(folder.resolve())}, questions, work
+        )
 
     total = Counts.of(with_draft["domains"].values())
-    differing = [q["prompt_id"] for q, a, b in zip(questions, plain["outputs"], with_draft["outputs"], strict=True) if a != b]
+    differing = [
+        q["prompt_id"] for q, a, b in zip(questions, plain["outputs"], with_draft["outputs"], strict=True) if a != b
+    ]
     greedy = settings.temperature == 0
     causes = likely_causes(draft, described, total, report.parent.parent)
     passed = total.acceptance_length >= settings.min_acceptance_length
@@ -58,7 +65,9 @@ def run(config: Config, *, target: Path, draft: Path, vocabulary: Path, prompts:
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
         **total.figures(),
-        "per_domain": {name: {"prompts": c["prompts"], **Counts.of([c]).figures()} for name, c in with_draft["domains"].items()},
+        "per_domain": {
+            name: {"prompts": c["prompts"], **Counts.of([c]).figures()} for name, c in with_draft["domains"].items()
+        },
         "tokens_per_second": {"plain": plain["tokens_per_second"], "draft": with_draft["tokens_per_second"]},
         "speedup": round(with_draft["tokens_per_second"] / plain["tokens_per_second"], 3),
         "requests_at_once": max(c["prompts"] for c in plain["domains"].values()),
@@ -74,7 +83,9 @@ def run(config: Config, *, target: Path, draft: Path, vocabulary: Path, prompts:
         + f"); {result['tokens_per_second']['plain']} tokens/s without, {result['tokens_per_second']['draft']} with the draft"
     )
     if greedy and differing:
-        log(f"evaluate: {len(differing)} of {len(questions)} answers differ from plain greedy decoding: {', '.join(differing[:8])}")
+        log(
+            f"evaluate: {len(differing)} of {len(questions)} answers differ from plain greedy decoding: {', '.join(differing[:8])}"
+        )
     if not passed:
         write_json(report.with_name(f"failed-{report.name}"), result)
         reasons = "".join(f"\n  - {cause}" for cause in causes) or "\n  - none found: train on more data or for longer"
@@ -109,7 +120,12 @@ def _fingerprint(serving: dict[str, Any], settings: dict[str, Any], draft: Path,
 
 
 def _serve(
-    config: Config, name: str, serving: dict[str, Any], speculative: dict[str, Any] | None, questions: list[dict[str, Any]], work: Path
+    config: Config,
+    name: str,
+    serving: dict[str, Any],
+    speculative: dict[str, Any] | None,
+    questions: list[dict[str, Any]],
+    work: Path,
 ) -> dict[str, Any]:
     result = work / f"{name}.json"
     if result.exists():

@@ -18,10 +18,14 @@ def likely_causes(draft: Path, target: dict[str, Any], counts: Counts, results: 
         return []
     if counts.drafts == 0:
         return ["vLLM drafted nothing at all: the speculative_config was not applied"]
-    return [cause for cause in (*_export(draft, target), *_training(results, counts)) if cause]
+    try:
+        trained = json.loads((results / "train" / "train.json").read_text())
+    except (OSError, ValueError):
+        trained = {}
+    return [*_export(draft, target, trained), *_training(trained)]
 
 
-def _export(draft: Path, target: dict[str, Any]) -> list[str]:
+def _export(draft: Path, target: dict[str, Any], trained: dict[str, Any]) -> list[str]:
     from safetensors import safe_open
 
     config = json.loads((draft / "config.json").read_text())
@@ -29,25 +33,24 @@ def _export(draft: Path, target: dict[str, Any]) -> list[str]:
         names = set(opened.keys())
     layer = config.get("transformer_layer_config", {})
     causes = []
-    if config.get("eagle_aux_hidden_state_layer_ids") != target["layers"]:
-        causes.append(
-            f"layer ids: the export asks for {config.get('eagle_aux_hidden_state_layer_ids')}, the states are of {target['layers']}"
-        )
+    asked, learnt = config.get("eagle_aux_hidden_state_layer_ids"), trained.get("layers")
+    if learnt is not None and asked != learnt:
+        causes.append(f"layer ids: the export asks for {asked}, the draft has learnt from {learnt}")
     if "lm_head.weight" not in names:
-        causes.append("missing head: the export has no lm_head.weight, so the target's head is used on the draft's states")
+        causes.append(
+            "missing head: the export has no lm_head.weight, so the target's head is used on the draft's states"
+        )
     if config.get("draft_vocab_size") != target["vocab_size"] and "d2t" not in names:
         causes.append("missing map: the export has no d2t, so draft token ids are taken for the target's")
-    positions, wanted = layer.get("max_position_embeddings"), target.get("max_position_embeddings")
+    positions, wanted = layer.get("max_position_embeddings"), target.get("max_positions")
     if wanted and positions and positions < wanted:
-        causes.append(f"positions: the draft ends at {positions}, the target at {wanted}; beyond that nothing is accepted")
+        causes.append(
+            f"positions: the draft ends at {positions}, the target at {wanted}; beyond that nothing is accepted"
+        )
     return causes
 
 
-def _training(results: Path, counts: Counts) -> list[str]:
-    try:
-        trained = json.loads((results / "train" / "train.json").read_text())
-    except (OSError, ValueError):
-        return []
+def _training(trained: dict[str, Any]) -> list[str]:
     simulated = trained.get("simulated_acceptance_length")
     if simulated is None:
         return []
@@ -56,4 +59,6 @@ def _training(results: Path, counts: Counts) -> list[str]:
             f"served otherwise than trained: on validation rows the draft reached a simulated {simulated:.2f}; compare the chat template, "
             "the norm flags and the layer ids of training and serving"
         ]
-    return [f"the draft has learnt little: {simulated:.2f} is also its simulated acceptance length; train on more answers of the target, or longer"]
+    return [
+        f"the draft has learnt little: {simulated:.2f} is also its simulated acceptance length; train on more answers of the target, or longer"
+    ]

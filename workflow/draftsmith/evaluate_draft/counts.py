@@ -54,7 +54,9 @@ class Counts:
             total.draft_tokens += part["draft_tokens"]
             total.accepted += part["accepted"]
             positions = part["per_position"]
-            total.per_position = [a + b for a, b in zip(total.per_position or [0] * len(positions), positions, strict=True)]
+            total.per_position = [
+                a + b for a, b in zip(total.per_position or [0] * len(positions), positions, strict=True)
+            ]
         return total
 
     @property

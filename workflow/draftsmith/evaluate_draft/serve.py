@@ -29,9 +29,13 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(**job["arguments"] | {"disable_log_stats": False})
     loaded = time.perf_counter() - begun
     settings = config.evaluate
-    sampling = SamplingParams(temperature=settings.temperature, max_tokens=settings.max_tokens, seed=0, detokenize=False)
+    sampling = SamplingParams(
+        temperature=settings.temperature, max_tokens=settings.max_tokens, seed=0, detokenize=False
+    )
     # The first steps of an engine are slower than the others.
-    llm.generate([TokensPrompt(prompt_token_ids=job["prompts"][0]["token_ids"])], SamplingParams(max_tokens=4), use_tqdm=False)
+    llm.generate(
+        [TokensPrompt(prompt_token_ids=job["prompts"][0]["token_ids"])], SamplingParams(max_tokens=4), use_tqdm=False
+    )
     domains: dict[str, Any] = {}
     outputs: list[list[int]] = []
     seconds = 0.0
@@ -42,7 +46,9 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
         seconds += time.perf_counter() - start
         domains[domain] = {"prompts": len(prompts), **dataclasses.asdict(Counts.read(llm.get_metrics()).since(before))}
         outputs += answers
-        log(f"evaluate: {job['name']}: {domain}: {sum(map(len, answers))} tokens, acceptance length {Counts.of([domains[domain]]).acceptance_length:.2f}")
+        log(
+            f"evaluate: {job['name']}: {domain}: {sum(map(len, answers))} tokens, acceptance length {Counts.of([domains[domain]]).acceptance_length:.2f}"
+        )
     tokens = sum(map(len, outputs))
     return {
         "outputs": outputs,

@@ -11,6 +11,7 @@ from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import driver, plan
 from draftsmith.files import check_writable, read_json, write_json
+from draftsmith.layers import resolve_layers
 from draftsmith.log import log
 from draftsmith.rows import read_rows
 from draftsmith.signals import EXIT_TERMINATED, Termination
@@ -23,6 +24,7 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     than ``extract.max_failed_fraction`` of the shard's rows cannot be extracted.
     """
     described = read_json(target)
+    described["layers"] = resolve_layers(config.target.layers, described["num_layers"])
     engine.check_granted(config, gpus)
     check_writable(Path(config.extract.store), "extract.store")
     dtype = hardware.target_dtype(config.target.dtype, described["torch_dtype"])
@@ -45,19 +47,27 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     figures: dict[str, Any] = {"batches": 0, "tokens": 0, "bytes": 0, "seconds": 0.0, "failed": []}
     if batches:
         need = sum(row.length for row in todo)
-        driver.check_space(folder, need, store.bytes_per_token(len(described["layers"]), described["hidden_size"], dtype))
+        driver.check_space(
+            folder, need, store.bytes_per_token(len(described["layers"]), described["hidden_size"], dtype)
+        )
         wanted = {row.row_id for row in todo}
-        tokens = {row: ids.tolist() for row, ids in zip(table["row_id"], table["input_ids"], strict=True) if row in wanted}
+        tokens = {
+            row: ids.tolist() for row, ids in zip(table["row_id"], table["input_ids"], strict=True) if row in wanted
+        }
         with Termination() as termination:
             figures = driver.extract(config, described, folder, key, dtype, batches, tokens, scatteritem, termination)
         if termination.asked:
-            log(f"extract: ended by {termination.name}; {figures['batches']} batches were added, run the same command again to go on")
+            log(
+                f"extract: ended by {termination.name}; {figures['batches']} batches were added, run the same command again to go on"
+            )
             sys.exit(EXIT_TERMINATED)
         index = store.scan(folder, key)
     failed = {entry["row_id"]: entry for entry in figures["failed"]}
     lost = [row.row_id for row in mine if row.row_id not in index.rows and row.row_id not in failed]
     if lost:
-        raise DraftsmithError(f"{folder}: {len(lost)} rows are neither in the store nor in the ledger, the first is {lost[0]}; run it again")
+        raise DraftsmithError(
+            f"{folder}: {len(lost)} rows are neither in the store nor in the ledger, the first is {lost[0]}; run it again"
+        )
     share = len(failed) / len(mine) if mine else 0.0
     if share > config.extract.max_failed_fraction:
         raise DraftsmithError(
@@ -75,6 +85,7 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
             "hidden_size": described["hidden_size"],
             "rows": {row.row_id: list(index.rows[row.row_id]) for row in mine if row.row_id in index.rows},
             "failed": list(failed.values()),
-            "figures": {name: value for name, value in figures.items() if name != "failed"} | {"reused_rows": len(mine) - len(todo)},
+            "figures": {name: value for name, value in figures.items() if name != "failed"}
+            | {"reused_rows": len(mine) - len(todo)},
         },
     )

@@ -44,7 +44,15 @@ class OpenBatch:
 class Writer:
     """Hands out buffers and writes full ones with a pool of threads."""
 
-    def __init__(self, folder: Path, header: Callable[..., store.BatchHeader], capacity: int, threads: int, pinned: bool, failed: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        header: Callable[..., store.BatchHeader],
+        capacity: int,
+        threads: int,
+        pinned: bool,
+        failed: Callable[..., None],
+    ) -> None:
         """``header(rows, lengths, checksums)`` makes a batch's header; ``failed(error, rows)`` records what cannot be written."""
         self.folder, self.header, self.capacity, self.pinned, self.failed = folder, header, capacity, pinned, failed
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="draftsmith-writer")
@@ -146,10 +154,14 @@ class Writer:
     def _validate(peaks: Tensor) -> None:
         broken = (~torch.isfinite(peaks)).nonzero().flatten().tolist()
         if broken:
-            raise ValueError(f"NaN or infinite hidden state at {len(broken)} of {len(peaks)} tokens, the first at token {broken[0]}")
+            raise ValueError(
+                f"NaN or infinite hidden state at {len(broken)} of {len(peaks)} tokens, the first at token {broken[0]}"
+            )
         zero = (peaks == 0).nonzero().flatten().tolist()
         if zero:
-            raise ValueError(f"all-zero hidden state at {len(zero)} of {len(peaks)} tokens, the first at token {zero[0]}")
+            raise ValueError(
+                f"all-zero hidden state at {len(zero)} of {len(peaks)} tokens, the first at token {zero[0]}"
+            )
 
     def drain(self) -> None:
         """Wait until everything submitted is written; raise what a writer raised."""

@@ -28,10 +28,14 @@ def decoder_layers(model: nn.Module, count: int) -> nn.ModuleList:
     fitting = [
         name
         for name, module in lists.items()
-        if name.split(".")[-1] in ("layers", "h", "blocks") and len(module) == count and not any(word in name for word in _TOWERS)
+        if name.split(".")[-1] in ("layers", "h", "blocks")
+        and len(module) == count
+        and not any(word in name for word in _TOWERS)
     ]
     if not fitting:
-        raise LookupError(f"{type(model).__name__} has no list of {count} decoder layers; its lists: { {n: len(m) for n, m in lists.items()} }")
+        raise LookupError(
+            f"{type(model).__name__} has no list of {count} decoder layers; its lists: { {n: len(m) for n, m in lists.items()} }"
+        )
     return lists[min(fitting, key=lambda name: name.count("."))]
 
 
@@ -83,14 +87,18 @@ class Capture:
         else:
             final, aux = output, [self._hooked[layer] for layer in self.layers if layer in self._hooked]
         if len(aux) != len(self.layers):
-            raise RuntimeError(f"asked for the states of layers {self.layers}, {type(self.model).__name__} gave {len(aux)}")
+            raise RuntimeError(
+                f"asked for the states of layers {self.layers}, {type(self.model).__name__} gave {len(aux)}"
+            )
         self._states = (aux, final)
         return final
 
     def take(self, tokens: int) -> tuple[Tensor, Tensor]:
         """States of the last forward's first ``tokens`` tokens, padding left out: aux [tokens, A, H], final [tokens, H]."""
         if self._states is None:
-            raise RuntimeError(f"{type(self.model).__name__} ran a step without its forward being called: is a CUDA graph replayed?")
+            raise RuntimeError(
+                f"{type(self.model).__name__} ran a step without its forward being called: is a CUDA graph replayed?"
+            )
         (aux, final), self._states = self._states, None
         self._hooked.clear()
         return torch.stack([state[:tokens] for state in aux], dim=1), final[:tokens]

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from draftsmith import engine, hardware, store
+from draftsmith import engine, hardware
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import ledger
@@ -45,7 +45,9 @@ class Staging:
         self.path.mkdir(parents=True)
         return self.path
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def _sweep(self) -> None:
@@ -123,9 +125,13 @@ def extract(
             log(f"extract: engine ready after {loaded - begun:.0f} s")
             answers = _rpc(llm, "draftsmith_attach", str((staging / "plan.json").resolve()), str(staging.resolve()))
             first = answers[0]
-            log(f"extract: {first['model']} on {first['runner']}, states read by {first['method']}, layers {target['layers']} and the final one")
+            log(
+                f"extract: {first['model']} on {first['runner']}, states read by {first['method']}, layers {target['layers']} and the final one"
+            )
             publisher.start()
-            progress = Progress(sum(len(batch) for batch in batches), sum(row.length for batch in batches for row in batch))
+            progress = Progress(
+                sum(len(batch) for batch in batches), sum(row.length for batch in batches for row in batch)
+            )
             _feed(llm, config, batches, tokens, publisher, progress, termination)
             drained = next(answer for answer in _rpc(llm, "draftsmith_drain") if answer["rank"] == 0)
             publisher.finish()
@@ -138,7 +144,9 @@ def extract(
             if isinstance(error, DraftsmithError | KeyboardInterrupt) and not entries:
                 raise
             text = "\n".join(ledger.text(entry) for entry in entries)
-            write_json(folder / ".ledger" / f"{time.time_ns()}.json", [*entries, ledger.describe(error, stage="driver")])
+            write_json(
+                folder / ".ledger" / f"{time.time_ns()}.json", [*entries, ledger.describe(error, stage="driver")]
+            )
             raise ExtractionFailed(
                 f"{publisher.batches} batches were published before this\n{text or 'the workers recorded no error: the cause is above, in the log of the engine'}"
             ) from error
@@ -207,7 +215,9 @@ def _feed(
             # Finish the batches that have begun, so that nothing computed is lost, and begin no other.
             last_batch = waiting[0][0] + 1 if waiting and waiting[0][1] > 0 else (waiting[0][0] if waiting else 0)
             waiting = deque(item for item in waiting if item[0] < last_batch)
-            log(f"extract: {termination.name}: no new batch is begun, {len(waiting) + len(running)} rows of open batches are finished")
+            log(
+                f"extract: {termination.name}: no new batch is begun, {len(waiting) + len(running)} rows of open batches are finished"
+            )
         while waiting and len(running) < at_once:
             index, place, row = waiting.popleft()
             request = request_id(index, place)

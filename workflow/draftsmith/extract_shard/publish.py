@@ -48,7 +48,11 @@ class HeadCheck:
             return None
         if not 0 <= sampled < self._head.shape[0]:
             return f"the engine sampled token {sampled}, the head has {self._head.shape[0]}"
-        logits = (self._head.to(final.dtype) @ final).float() if self._dtype != "float32" else self._head.float() @ final.float()
+        logits = (
+            (self._head.to(final.dtype) @ final).float()
+            if self._dtype != "float32"
+            else self._head.float() @ final.float()
+        )
         best = int(logits.argmax())
         scale = float(logits.abs().max())
         gap = float(logits[best] - logits[sampled])
@@ -60,9 +64,17 @@ class HeadCheck:
 class Publisher(threading.Thread):
     """Watches the staging folder and publishes what is right, beside the driver's loop."""
 
-    def __init__(self, staging: Path, folder: Path, check: HeadCheck | None, verify_rows: int, interval: float = 0.2) -> None:
+    def __init__(
+        self, staging: Path, folder: Path, check: HeadCheck | None, verify_rows: int, interval: float = 0.2
+    ) -> None:
         super().__init__(name="draftsmith-publisher", daemon=True)
-        self.staging, self.folder, self.check, self.verify_rows, self.interval = staging, folder, check, verify_rows, interval
+        self.staging, self.folder, self.check, self.verify_rows, self.interval = (
+            staging,
+            folder,
+            check,
+            verify_rows,
+            interval,
+        )
         self.sampled: dict[str, int] = {}
         self.published: set[str] = set()
         self.failed: dict[str, dict[str, Any]] = {}

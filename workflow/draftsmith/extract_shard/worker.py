@@ -62,7 +62,9 @@ class Recorder:
     def __init__(self, runner: Any, plan: dict[str, Any], staging: Path) -> None:
         self.runner, self.staging = runner, staging
         self.rank = vllm_compat.tensor_parallel_rank()
-        self.batches: list[tuple[list[str], list[int]]] = [(batch["rows"], batch["lengths"]) for batch in plan["batches"]]
+        self.batches: list[tuple[list[str], list[int]]] = [
+            (batch["rows"], batch["lengths"]) for batch in plan["batches"]
+        ]
         self.open: dict[int, OpenBatch] = {}
         self.capture = Capture(runner.get_model(), plan["layers"], plan["num_layers"])
         self.steps = 0
@@ -79,7 +81,9 @@ class Recorder:
 
         tokens = max((sum(lengths) for _, lengths in self.batches), default=0)
         rows = max((len(lengths) for _, lengths in self.batches), default=0)
-        capacity = tokens * (store.bytes_per_token(len(plan["layers"]), plan["hidden_size"], dtype) + 4) + (rows + 1) * 8
+        capacity = (
+            tokens * (store.bytes_per_token(len(plan["layers"]), plan["hidden_size"], dtype) + 4) + (rows + 1) * 8
+        )
         self.writer = Writer(staging, header, capacity, plan["writer_threads"], self.copies is not None, self.failed)
         self._execute = runner.execute_model
         runner.execute_model = self.execute_model
@@ -97,7 +101,13 @@ class Recorder:
 
     def failed(self, error: BaseException, rows: Sequence[str] | None = None) -> None:
         """Put ``error`` on record, for the driver to find."""
-        ledger.record(self.staging / "errors", error, stage="write" if rows else "step", rank=self.rank, rows=list(rows) if rows else None)
+        ledger.record(
+            self.staging / "errors",
+            error,
+            stage="write" if rows else "step",
+            rank=self.rank,
+            rows=list(rows) if rows else None,
+        )
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """The runner's own step; afterwards the states it left behind are collected."""
@@ -135,7 +145,9 @@ class Recorder:
         ids = vllm_compat.input_ids(self.runner, tokens).to(torch.int32)
         # A NaN or infinity anywhere in a token's states survives both norms; zero means that one of its states is all zero.
         inf = torch.inf
-        peaks = torch.minimum(torch.linalg.vector_norm(aux, inf, dim=-1).amin(-1), torch.linalg.vector_norm(final, inf, dim=-1)).float()
+        peaks = torch.minimum(
+            torch.linalg.vector_norm(aux, inf, dim=-1).amin(-1), torch.linalg.vector_norm(final, inf, dim=-1)
+        ).float()
         broken = torch.linalg.vector_norm(aux, inf, dim=-1).amax(-1).float()
         peaks = torch.where(torch.isfinite(broken), peaks, broken)
         if self.copies is not None:
@@ -158,7 +170,15 @@ class Recorder:
                 self.writer.submit(self.open.pop(index))
 
     def _place(
-        self, request: str, start: int, part: slice, aux: Tensor, final: Tensor, ids: Tensor, peaks: Tensor, touched: dict[int, OpenBatch]
+        self,
+        request: str,
+        start: int,
+        part: slice,
+        aux: Tensor,
+        final: Tensor,
+        ids: Tensor,
+        peaks: Tensor,
+        touched: dict[int, OpenBatch],
     ) -> None:
         match = _REQUEST.match(request)
         if match is None:
@@ -178,7 +198,9 @@ class Recorder:
             buffer[target].copy_(values[source], non_blocking=True)
         # A preempted request starts again at 0, so this is set, not added up.
         if start > batch.filled[place]:
-            raise RuntimeError(f"row {rows[place]}: tokens {batch.filled[place]} to {start} never came: is prefix caching on?")
+            raise RuntimeError(
+                f"row {rows[place]}: tokens {batch.filled[place]} to {start} never came: is prefix caching on?"
+            )
         batch.filled[place] = start + count
         touched[index] = batch
 

@@ -12,6 +12,7 @@ from draftsmith import engine, hardware
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json, write_json
+from draftsmith.layers import resolve_layers
 from draftsmith.log import log
 from draftsmith.preflight.checks import Check, static_checks
 from draftsmith.preflight.dry_run import dry_run
@@ -23,6 +24,7 @@ def run(config: Config, *, target: Path, rows: Path, tokenize_report: Path, gpus
     Raises :class:`DraftsmithError` that names each check that failed; the table is printed first.
     """
     described = read_json(target)
+    described["layers"] = resolve_layers(config.target.layers, described["num_layers"])
     engine.check_granted(config, gpus)
     checks = static_checks(config, described, rows, read_json(tokenize_report))
     wanted = hardware.device() == "cuda" if config.preflight.dry_run is None else config.preflight.dry_run

@@ -34,11 +34,12 @@ def shrunk(config: Config, target: dict[str, Any], store: Path) -> tuple[Config,
     layers = list(range(1, count))[-len(target["layers"]) :] or [0]
     shrunk_config = config.model_copy(
         update={
+            "target": config.target.model_copy(update={"layers": layers}),
             "engine": config.engine.model_copy(update={"args": args}),
             "extract": config.extract.model_copy(update={"store": str(store)}),
         }
     )
-    return shrunk_config, target | {"num_layers": count, "layers": layers, "fingerprint": "dry-run"}
+    return shrunk_config, target | {"num_layers": count, "fingerprint": "dry-run"}
 
 
 def dry_run(config: Config, target: dict[str, Any], rows: Path) -> Check:
@@ -54,13 +55,17 @@ def dry_run(config: Config, target: dict[str, Any], rows: Path) -> Check:
         done = subprocess.run(
             [
                 sys.executable, "-m", "draftsmith", "extract-shard", "--settings", (place / "config.json").read_text(),
-                "--engine", small_config.engine.model_dump_json(), "--target", str(place / "target.json"),
+                "--config", str(place / "config.json"), "--target", str(place / "target.json"),
                 "--rows", str(place / "rows.parquet"), "--scatteritem", "1-of-1", "--manifest", str(place / "manifest.json"),
             ]
         )  # fmt: skip
         seconds = time.perf_counter() - begun
         if done.returncode != 0:
-            return Check(name="dry run", status="fail", detail=f"failed after {seconds:.0f} s; the traceback is above, in the log of preflight")
+            return Check(
+                name="dry run",
+                status="fail",
+                detail=f"failed after {seconds:.0f} s; the traceback is above, in the log of preflight",
+            )
         figures = read_json(place / "manifest.json")["figures"]
         return Check(
             name="dry run", status="ok",

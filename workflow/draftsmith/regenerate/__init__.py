@@ -17,13 +17,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from draftsmith import engine, hardware, masking
+from draftsmith import engine, hardware
 from draftsmith.chat import Chat
 from draftsmith.config import Config
 from draftsmith.conversations import Conversation, DropCount, Dropped, Unusable, read_conversations
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import atomic_path, read_json, write_json
 from draftsmith.log import log
+from draftsmith.marks import learn_marks
 from draftsmith.regenerate import talks
 from draftsmith.regenerate.generator import Generated, Generator
 from draftsmith.regenerate.journal import Journal
@@ -181,7 +182,7 @@ class _Round:
         )
         longest = config.tokenize.max_length + config.regenerate.max_tokens
         self._room = min(longest, target.get("max_positions") or longest)
-        self._ends = chat.end_ids | masking.learn_marks(chat).ends
+        self._ends = chat.end_ids | learn_marks(chat).ends
         self._running: dict[str, tuple[Talk, str]] = {}
         self._finished: list[dict[str, Any]] = []
         self._failed: list[dict[str, Any]] = []

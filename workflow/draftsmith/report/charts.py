@@ -57,16 +57,28 @@ def lines(
     figure.update_layout(hovermode="x unified")
     figure.update_xaxes(title=x, hoverformat=",~r")
     if logarithmic:
-        ticks = sorted({at for points in curves.values() for at, _ in points})
+        ticks: list[float] = []
+        for at in sorted({at for points in curves.values() for at, _ in points}):
+            # Labels that are nearer than this would run into one another.
+            if not ticks or at > 1.3 * ticks[-1]:
+                ticks.append(at)
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
     figure.update_yaxes(title=y, tickformat=".0%" if percent else None, rangemode="tozero" if from_zero else "normal")
     if mark is not None:
         at, value, label = mark
         figure.add_trace(
             go.Scatter(
-                x=[at], y=[value], text=[label], mode="markers+text", textposition="top left", showlegend=False, cliponaxis=False,
-                marker={"size": 11, "color": SERIES[1]}, textfont={"color": "var(--ink)"}, hoverinfo="skip",
-            )  # fmt: skip
+                x=[at],
+                y=[value],
+                text=[label],
+                mode="markers+text",
+                textposition="top left",
+                showlegend=False,
+                cliponaxis=False,
+                marker={"size": 11, "color": SERIES[1]},
+                textfont={"color": "var(--ink)"},
+                hoverinfo="skip",
+            )
         )
     return _json(figure)
 
@@ -75,9 +87,13 @@ def stacked(groups: Sequence[str], parts: Mapping[str, Sequence[Number]], *, x: 
     """Horizontal bars, one a group, each the sum of its parts."""
     traces = [
         go.Bar(
-            y=_plain(groups), x=[value or 0 for value in values], name=name, orientation="h",
-            marker={"color": SERIES[place % len(SERIES)]}, hovertemplate="%{x:,}",
-        )  # fmt: skip
+            y=_plain(groups),
+            x=[value or 0 for value in values],
+            name=name,
+            orientation="h",
+            marker={"color": SERIES[place % len(SERIES)]},
+            hovertemplate="%{x:,}",
+        )
         for place, (name, values) in enumerate(parts.items())
     ]
     figure = _figure(traces, legend=True, height=_bar_height(len(groups)))
@@ -121,26 +137,37 @@ def bars(
     figure.update_yaxes(autorange="reversed", type="category", automargin=True)
     if line is not None:
         figure.add_vline(
-            x=line[0], line={"color": "var(--series-2)", "width": 2, "dash": "dash"}, annotation_text=line[1],
-            annotation_position="top", annotation_font={"color": "var(--ink)", "size": 12},
-        )  # fmt: skip
+            x=line[0],
+            line={"color": "var(--series-2)", "width": 2, "dash": "dash"},
+            annotation_text=line[1],
+            annotation_position="top",
+            annotation_font={"color": "var(--ink)", "size": 12},
+        )
     return _json(figure)
 
 
-def columns(groups: Sequence[str], series: Mapping[str, Sequence[Number]], *, x: str, y: str, percent: bool = False) -> dict[str, Any]:
+def columns(
+    groups: Sequence[str], series: Mapping[str, Sequence[Number]], *, x: str, y: str, percent: bool = False
+) -> dict[str, Any]:
     """Vertical bars side by side, for each group one of each series."""
     traces = [
         go.Bar(
-            x=_plain(groups), y=list(values), name=name,
+            x=_plain(groups),
+            y=list(values),
+            name=name,
             marker={"color": SERIES[place % len(SERIES)]},
             text=["" if value is None else format(value, ".1%" if percent else ",") for value in values],
-            textposition="outside", cliponaxis=False, textfont={"color": "var(--ink)"},
+            textposition="outside",
+            cliponaxis=False,
+            textfont={"color": "var(--ink)"},
             hovertemplate="%{x}: %{text}<extra>" + ("%{fullData.name}" if len(series) > 1 else "") + "</extra>",
-        )  # fmt: skip
+        )
         for place, (name, values) in enumerate(series.items())
     ]
     figure = _figure(traces, legend=len(traces) > 1)
-    figure.update_layout(barmode="group", bargap=0.15 if len(groups) > 8 else 0.4, uniformtext={"minsize": 9, "mode": "hide"})
+    figure.update_layout(
+        barmode="group", bargap=0.15 if len(groups) > 8 else 0.4, uniformtext={"minsize": 9, "mode": "hide"}
+    )
     figure.update_xaxes(title=x, type="category")
     highest = max([value for values in series.values() for value in values if value is not None], default=0)
     figure.update_yaxes(title=y, tickformat=".0%" if percent else None, range=[0, highest * 1.12 or 1])
@@ -170,7 +197,13 @@ def _figure(traces: list[Any], *, legend: bool, height: int = _HEIGHT) -> go.Fig
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         dragmode=False,
     )
-    axes = {"gridcolor": "var(--line)", "linecolor": "var(--line)", "zeroline": False, "title_standoff": 10, "automargin": True}
+    axes = {
+        "gridcolor": "var(--line)",
+        "linecolor": "var(--line)",
+        "zeroline": False,
+        "title_standoff": 10,
+        "automargin": True,
+    }
     figure.update_xaxes(**axes)
     figure.update_yaxes(**axes)
     return figure

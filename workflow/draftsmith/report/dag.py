@@ -26,7 +26,9 @@ def read_mermaid(path: Path) -> dict[str, set[str]]:
     try:
         content = path.read_text()
     except OSError as error:
-        raise DraftsmithError(f"{path}: cannot be read ({error.strerror}); make it with snakemake --rulegraph mermaid-js") from None
+        raise DraftsmithError(
+            f"{path}: cannot be read ({error.strerror}); make it with snakemake --rulegraph mermaid-js"
+        ) from None
     names = {key: label.split("<br", 1)[0].split("\\n", 1)[0] for key, label in _NODE.findall(content)}
     if not names:
         raise DraftsmithError(f"{path}: no rule is found in it; make it with snakemake --rulegraph mermaid-js")
@@ -44,7 +46,10 @@ def reduced(graph: Graph) -> dict[str, set[str]]:
     above: dict[str, set[str]] = {}
     for node in sorted(graph, key=_depths(graph, "the graph").__getitem__):
         above[node] = {ancestor for need in graph[node] for ancestor in (need, *above[need])}
-    return {node: {need for need in needs if not any(need in above[other] for other in needs)} for node, needs in graph.items()}
+    return {
+        node: {need for need in needs if not any(need in above[other] for other in needs)}
+        for node, needs in graph.items()
+    }
 
 
 def _depths(graph: Graph, origin: str) -> dict[str, int]:
@@ -54,7 +59,9 @@ def _depths(graph: Graph, origin: str) -> dict[str, int]:
     while left:
         ready = {node for node in left if graph[node] <= depths.keys()}
         if not ready:
-            raise DraftsmithError(f"{origin}: the rules {', '.join(sorted(left))} wait for one another; make the graph anew")
+            raise DraftsmithError(
+                f"{origin}: the rules {', '.join(sorted(left))} wait for one another; make the graph anew"
+            )
         depths |= {node: max((depths[need] + 1 for need in graph[node]), default=0) for node in ready}
         left -= ready
     return depths
@@ -118,7 +125,9 @@ def draw(graph: Graph, describe: Callable[[str], Box]) -> Drawing:
             x_of[edge, row] = x + _LANE / 2
             x += _LANE
         widest = max(widest, x)
-    boxes = [PlacedBox(node, x_of[node, depths[node]] - width / 2, _top(depths[node]), describe(node)) for node in edges]
+    boxes = [
+        PlacedBox(node, x_of[node, depths[node]] - width / 2, _top(depths[node]), describe(node)) for node in edges
+    ]
     boxes.sort(key=lambda placed: (placed.y, placed.x))
     paths = [_path(edge, between, depths, x_of) for edge, between in passing.items()]
     return Drawing(widest + _MARGIN, _top(rows) - _GAP + _MARGIN, width, _HEIGHT, boxes, paths)
@@ -128,7 +137,9 @@ def _top(row: int) -> float:
     return _MARGIN + row * (_HEIGHT + _GAP)
 
 
-def _path(edge: tuple[str, str], between: list[int], depths: Mapping[str, int], x_of: Mapping[tuple[object, int], float]) -> str:
+def _path(
+    edge: tuple[str, str], between: list[int], depths: Mapping[str, int], x_of: Mapping[tuple[object, int], float]
+) -> str:
     """SVG path of an edge: a curve in each gap between rows, a straight line past each row."""
     first, last = edge
     x, y = x_of[first, depths[first]], _top(depths[first]) + _HEIGHT

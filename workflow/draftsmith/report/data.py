@@ -11,6 +11,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json
 from draftsmith.report import benchmarks
 from draftsmith.report.benchmarks import Benchmarks
+from draftsmith.report.values import mapping
 
 REPORTS = {
     "get_target": "target.json",
@@ -69,7 +70,9 @@ def gather(config: Config, results: Path, measured: Path) -> Gathered:
     if "evaluate_draft" in gathered.absent and (results / _FAILED_EVALUATION).exists():
         _read(gathered, "evaluate_draft", results / _FAILED_EVALUATION)
     if not gathered.reports:
-        raise DraftsmithError(f"{results}: holds no results of any stage; run the workflow first, or give the folder results/NAME")
+        raise DraftsmithError(
+            f"{results}: holds no results of any stage; run the workflow first, or give the folder results/NAME"
+        )
     gathered.shards = _shards(results / "extract" / "shards")
     gathered.benchmarks = benchmarks.read(measured, len(gathered.shards) or None)
     return gathered
@@ -109,5 +112,9 @@ def _shards(folder: Path) -> dict[str, dict[str, Any]]:
             content = read_json(newest[item])
         except DraftsmithError:
             content = None
-        shards[item] = {"figures": content.get("figures"), "rows": len(content.get("rows") or {})} if isinstance(content, dict) else {}
+        shards[item] = (
+            {"figures": content.get("figures"), "rows": len(mapping(content, "rows"))}
+            if isinstance(content, dict)
+            else {}
+        )
     return shards

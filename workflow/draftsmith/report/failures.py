@@ -21,7 +21,11 @@ def failure_details(failed: list[Any], key: str, noun: str) -> list[Detail]:
     details = [_detail(error, trace, ids, noun) for (error, trace), ids in ranked[:_DISTINCT]]
     if len(ranked) > _DISTINCT:
         rest = sum(len(ids) for _, ids in ranked[_DISTINCT:])
-        details.append(Detail(f"{len(ranked) - _DISTINCT} more kinds of errors, of {rest} {noun}s, are in the stage's JSON file", ""))
+        details.append(
+            Detail(
+                f"{len(ranked) - _DISTINCT} more kinds of errors, of {rest} {noun}s, are in the stage's JSON file", ""
+            )
+        )
     return details
 
 

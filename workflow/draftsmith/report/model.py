@@ -52,7 +52,8 @@ Cell = str | Shown | Bar | Link
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells; the columns from ``numeric`` on are aligned to the right. The first cell of a row is its heading."""
+    """Rows of cells; the columns from ``numeric`` on are aligned to the right. The first cell of a row is its "
+    "heading."""
 
     caption: str
     head: Sequence[str]
@@ -60,6 +61,14 @@ class Table:
     numeric: int = 1
     note: str = ""
     total: Sequence[Cell] | None = None
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why cells are missing, each reason once, in the order of the cells."""
+        cells = [
+            cell.value if isinstance(cell, Bar) else cell for row in [*self.rows, self.total or ()] for cell in row
+        ]
+        return list(dict.fromkeys(cell.why for cell in cells if isinstance(cell, Shown) and cell.why))
 
 
 @dataclass(frozen=True)

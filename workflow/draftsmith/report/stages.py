@@ -20,19 +20,46 @@ _STAGES = (
     Stage("tokenize", "token rows with supervised spans", "data", ("get_target", "regenerate")),
     Stage("preflight", "checks before any model is loaded", "workflow", ("get_target", "tokenize")),
     Stage("clean_gpus", "nothing may hold the granted GPUs", "workflow", ("preflight",)),
-    Stage("extract_shard", "hidden states into the store", "extraction", ("get_target", "tokenize", "preflight", "clean_gpus")),
+    Stage(
+        "extract_shard",
+        "hidden states into the store",
+        "extraction",
+        ("get_target", "tokenize", "preflight", "clean_gpus"),
+    ),
     Stage("merge_manifest", "one manifest for all shards", "extraction", ("tokenize", "extract_shard")),
     Stage("map_vocabulary", "the tokens that the draft may propose", "vocabulary", ("get_target", "tokenize")),
-    Stage("train_draft", "the draft learns the target's predictions", "training", ("get_target", "tokenize", "merge_manifest", "map_vocabulary")),
-    Stage("export_draft", "the folder that a server loads", "evaluation", ("get_target", "map_vocabulary", "train_draft")),
-    Stage("evaluate_draft", "the draft at work in vLLM", "evaluation", ("get_target", "tokenize", "map_vocabulary", "export_draft")),
+    Stage(
+        "train_draft",
+        "the draft learns the target's predictions",
+        "training",
+        ("get_target", "tokenize", "merge_manifest", "map_vocabulary"),
+    ),
+    Stage(
+        "export_draft", "the folder that a server loads", "evaluation", ("get_target", "map_vocabulary", "train_draft")
+    ),
+    Stage(
+        "evaluate_draft",
+        "the draft at work in vLLM",
+        "evaluation",
+        ("get_target", "tokenize", "map_vocabulary", "export_draft"),
+    ),
     Stage(
         "report",
         "this page",
         "top",
-        ("get_target", "tokenize", "preflight", "extract_shard", "merge_manifest", "map_vocabulary", "train_draft", "export_draft", "evaluate_draft"),
+        (
+            "get_target",
+            "tokenize",
+            "preflight",
+            "extract_shard",
+            "merge_manifest",
+            "map_vocabulary",
+            "train_draft",
+            "export_draft",
+            "evaluate_draft",
+        ),
     ),
-)  # fmt: skip
+)
 
 BY_NAME = {stage.name: stage for stage in _STAGES}
 

@@ -56,6 +56,12 @@ def numbers(data: Any, *path: str | int) -> list[float | int | None]:
     return [number(entry) for entry in listing(data, *path)]
 
 
+def pairs(data: Any, *path: str | int) -> list[tuple[float, float]]:
+    """The pairs of two numbers in a list; whatever else is in it is left out."""
+    found = [numbers(entry) for entry in listing(data, *path)]
+    return [(pair[0], pair[1]) for pair in found if len(pair) == 2 and pair[0] is not None and pair[1] is not None]
+
+
 def ratio(part: float | None, whole: float | None) -> float | None:
     """``part`` / ``whole``; None where one is missing or the whole is 0."""
     return None if part is None or not whole else part / whole
@@ -116,6 +122,11 @@ def size(value: float) -> str:
     return f"{value:,.1f} TB"
 
 
+def counted(value: float, noun: str) -> str:
+    """A number with its noun, in the plural where it is not 1."""
+    return f"{count(value)} {noun}" if value == 1 else f"{count(value)} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """Seconds as the two largest units that say something."""
     if seconds < 1:
@@ -127,6 +138,11 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def times(value: float) -> str:
+    """A factor."""
+    return f"{value:.2f} ×"  # noqa: RUF001
 
 
 def yes(value: bool) -> str:

@@ -74,7 +74,6 @@ def _train(
     draft: Path,
     report: Path,
 ) -> None:
-    import torch
     import transformers
 
     from draftsmith.draft.config import draft_shape
@@ -95,6 +94,8 @@ def _train(
     transformers.logging.set_verbosity_error()
 
     described, stored = read_json(target), read_json(manifest)
+    # The draft reads the layers whose states there are.
+    described["layers"] = stored["layers"]
     _check_manifest(described, stored, manifest)
     table = read_rows(rows, ["row_id", "split", "span_starts", "span_ends", "length"])
     training = usable_rows(table, "train", stored, manifest)
@@ -134,7 +135,9 @@ def _train(
             f"{plan.group} pack(s) of {settings.pack_tokens} tokens, {settings.ttt_steps} TTT steps; checkpoints in {folder}"
         )
         if not held_out:
-            log("there are no validation rows (tokenize.validation_fraction): no validation loss, no simulated acceptance length")
+            log(
+                "there are no validation rows (tokenize.validation_fraction): no validation loss, no simulated acceptance length"
+            )
         if resumed is not None:
             log(f"resuming from step {resumed} of {plan.steps}")
 
@@ -159,7 +162,7 @@ def _train(
         ):
             trainer.evaluate()
     if first:
-        _write(trainer, plan, draft, report, key=key, resumed=resumed, params=params)
+        _write(trainer, plan, draft, report, key=key, layers=stored["layers"], resumed=resumed, params=params)
 
 
 def fingerprint(
@@ -192,11 +195,10 @@ def fingerprint(
 
 
 def _check_manifest(target: dict[str, Any], manifest: dict[str, Any], origin: Path) -> None:
-    for name in ("layers", "hidden_size"):
-        if manifest[name] != target[name]:
-            raise DraftsmithError(
-                f"{origin}: its states have {name} {manifest[name]}, the target has {target[name]}; run extract_shard again"
-            )
+    if manifest["hidden_size"] != target["hidden_size"]:
+        raise DraftsmithError(
+            f"{origin}: its states are {manifest['hidden_size']} wide, the target {target['hidden_size']}; run extract_shard again"
+        )
 
 
 def _dtype(settings: Train) -> Any:
@@ -254,7 +256,15 @@ def _arguments(settings: Train, folder: Path, plan: Plan, validate: bool, fresh:
 
 
 def _write(
-    trainer: DraftTrainer, plan: Plan, draft: Path, report: Path, *, key: str, resumed: int | None, params: int
+    trainer: DraftTrainer,
+    plan: Plan,
+    draft: Path,
+    report: Path,
+    *,
+    key: str,
+    layers: list[int],
+    resumed: int | None,
+    params: int,
 ) -> None:
     from safetensors.torch import save_file
 
@@ -267,13 +277,17 @@ def _write(
             f"the validation loss was lowest at step {best['step']} ({best['eval_loss']:.4f}, now {final['eval_loss']:.4f}): "
             "the draft learns its training rows by heart; lower train.epochs or add conversations"
         )
-    weights = {name: tensor.detach().float().cpu().contiguous() for name, tensor in trainer.objective.draft.state_dict().items()}
+    weights = {
+        name: tensor.detach().float().cpu().contiguous()
+        for name, tensor in trainer.objective.draft.state_dict().items()
+    }
     with atomic_path(draft) as temporary:
         save_file(weights, temporary, metadata={"format": "pt", "fingerprint": key})
     write_json(
         report,
         {
             "fingerprint": key,
+            "layers": layers,
             "steps": plan.steps,
             "epochs": round(plan.epoch(plan.steps), 4),
             "params": params,

@@ -83,19 +83,20 @@ def usable_rows(table: pd.DataFrame, split: str, manifest: Mapping[str, Any], or
     """
     failed = {entry["row_id"] for entry in manifest["failed"]}
     rows, lost, idle = [], 0, 0
-    for entry in table[table["split"] == split].itertuples(index=False):
-        if entry.row_id in failed:
+    entries: list[dict[str, Any]] = table[table["split"] == split].to_dict("records")  # type: ignore[assignment]
+    for entry in entries:
+        if entry["row_id"] in failed:
             lost += 1
-        elif entry.row_id not in manifest["rows"]:
+        elif entry["row_id"] not in manifest["rows"]:
             raise DraftsmithError(
-                f"{origin}: row {entry.row_id} of rows.parquet is not in the manifest; run extract_shard and merge_manifest again"
+                f"{origin}: row {entry['row_id']} of rows.parquet is not in the manifest; run extract_shard and merge_manifest again"
             )
         else:
             row = Row(
-                entry.row_id,
-                int(entry.length),
-                tuple(int(start) for start in entry.span_starts),
-                tuple(int(end) for end in entry.span_ends),
+                entry["row_id"],
+                int(entry["length"]),
+                tuple(int(start) for start in entry["span_starts"]),
+                tuple(int(end) for end in entry["span_ends"]),
             )
             # A span of one token asks for nothing: the target gives it itself.
             if len(counted_slots(row.starts, row.ends, row.length, 1)[0]):
@@ -103,7 +104,9 @@ def usable_rows(table: pd.DataFrame, split: str, manifest: Mapping[str, Any], or
             else:
                 idle += 1
     if lost or idle:
-        log(f"{split}: {lost} rows without states (failed in extraction) and {idle} with nothing to predict are left out")
+        log(
+            f"{split}: {lost} rows without states (failed in extraction) and {idle} with nothing to predict are left out"
+        )
     if split == "train" and not rows:
         raise DraftsmithError(
             f"{origin}: no row of the split 'train' is left to learn from; add conversations (data.sources) "

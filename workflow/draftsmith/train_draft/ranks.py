@@ -42,7 +42,9 @@ def run_on_all(count: int, work: Callable[..., None], arguments: dict[str, Any])
     environment = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     processes = [
         context.Process(
-            target=_rank, args=(work, arguments, environment | {"RANK": str(number), "LOCAL_RANK": str(number)}), name=f"rank {number}"
+            target=_rank,
+            args=(work, arguments, environment | {"RANK": str(number), "LOCAL_RANK": str(number)}),
+            name=f"rank {number}",
         )
         for number in range(count)
     ]
@@ -67,7 +69,9 @@ def run_on_all(count: int, work: Callable[..., None], arguments: dict[str, Any])
     if termination.asked:
         raise SystemExit(EXIT_TERMINATED)
     if any(codes.values()):
-        raise DraftsmithError(f"training failed; exit codes: {codes}. The message of the process that failed first is above")
+        raise DraftsmithError(
+            f"training failed; exit codes: {codes}. The message of the process that failed first is above"
+        )
 
 
 def _rank(work: Callable[..., None], arguments: dict[str, Any], environment: dict[str, str]) -> None:

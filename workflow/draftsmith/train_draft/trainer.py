@@ -32,6 +32,8 @@ class DraftTrainer(Trainer):
     packs it has had: data order, and everything random in it, is the plan's alone.
     """
 
+    objective: Objective
+
     def __init__(
         self,
         objective: Objective,
@@ -251,8 +253,8 @@ def _ahead(iterator: Iterator[Any], depth: int = 2) -> Iterator[Any]:
     end = object()
 
     def read() -> Any:
-        batch = next(iterator, end)
-        return batch if batch is end else {"pack": batch["pack"].pin_memory()}
+        batch: Any = next(iterator, end)
+        return end if batch is end else {"pack": batch["pack"].pin_memory()}
 
     with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
         waiting: list[Future[Any]] = [pool.submit(read) for _ in range(depth)]

@@ -8,7 +8,7 @@ from draftsmith.report import charts
 from draftsmith.report.data import Gathered
 from draftsmith.report.failures import failure_details
 from draftsmith.report.model import Cell, Chart, Detail, Fact, Section, Table
-from draftsmith.report.values import count, dig, listing, mapping, number, numbers, rate, ratio, share, shown, text
+from draftsmith.report.values import count, dig, listing, mapping, number, pairs, rate, ratio, share, shown, text
 
 _SPLITS = ("train", "validation", "evaluation")
 _LACKING = "not in tokenize.json"
@@ -16,9 +16,14 @@ _LACKING = "not in tokenize.json"
 
 def section(gathered: Gathered) -> Section:
     """What was read, what became of it, and what was left out for which reason."""
-    made = Section("data", "Data", "Conversations are rendered by the target's chat template; only the assistant's answers, each with its end-of-turn token, are supervised.")
+    made = Section(
+        "data",
+        "Data",
+        "Conversations are rendered by the target's chat template; only the assistant's answers, each with its "
+        "end-of-turn token, are supervised.",
+    )
     report = gathered.of("tokenize")
-    if not report:
+    if "tokenize" in gathered.absent:
         made.missing = gathered.absent["tokenize"]
         return made
     made.facts = _facts(report)
@@ -41,11 +46,19 @@ def _facts(report: dict[str, Any]) -> list[Fact]:
     tokens, supervised = number(report, "tokens"), number(report, "supervised")
     return [
         Fact("Conversations read", shown(number(report, "conversations"), count, _LACKING)),
-        Fact("Rows", shown(number(report, "rows"), count, _LACKING), f"one a {dig(report, 'row_per') or 'conversation'}; train and validation"),
+        Fact(
+            "Rows",
+            shown(number(report, "rows"), count, _LACKING),
+            f"one a {dig(report, 'row_per') or 'conversation'}; train and validation",
+        ),
         Fact("Training rows", shown(number(report, "by_split", "train"), count, _LACKING)),
         Fact("Validation rows", shown(number(report, "by_split", "validation"), count, _LACKING)),
         Fact("Tokens", shown(tokens, count, _LACKING), "in all rows"),
-        Fact("Supervised share", shown(ratio(supervised, tokens), share, _LACKING), f"{count(supervised)} of {count(tokens)} tokens" if supervised is not None and tokens else ""),
+        Fact(
+            "Supervised share",
+            shown(ratio(supervised, tokens), share, _LACKING),
+            f"{count(supervised)} of {count(tokens)} tokens" if supervised is not None and tokens else "",
+        ),
         Fact("Truncated rows", shown(number(report, "truncated"), count, _LACKING), "cut at tokenize.max_length"),
         Fact("Answers found by", text(dig(report, "mask_method"), _LACKING), "how supervised spans are located"),
     ]
@@ -57,38 +70,63 @@ def _domains(report: dict[str, Any]) -> Chart:
     if not domains:
         return Chart("domains", title, why=f"no figures by domain: {_LACKING}")
     parts = {split: [number(found, split) for found in domains.values()] for split in _SPLITS}
-    figure = charts.stacked(list(domains), {"train rows": parts["train"], "validation rows": parts["validation"], "evaluation prompts": parts["evaluation"]}, x="rows or prompts")
+    figure = charts.stacked(
+        list(domains),
+        {
+            "train rows": parts["train"],
+            "validation rows": parts["validation"],
+            "evaluation prompts": parts["evaluation"],
+        },
+        x="rows or prompts",
+    )
     table = Table(
-        title, ["Domain", "Train rows", "Validation rows", "Evaluation prompts"],
-        [[name, *(shown(number(found, split), count, _LACKING) for split in _SPLITS)] for name, found in domains.items()],
-    )  # fmt: skip
-    return Chart("domains", title, "Splits are made by conversation; evaluation prompts are kept away from training and answered by the served draft.", figure, table)
+        title,
+        ["Domain", "Train rows", "Validation rows", "Evaluation prompts"],
+        [
+            [name, *(shown(number(found, split), count, _LACKING) for split in _SPLITS)]
+            for name, found in domains.items()
+        ],
+    )
+    return Chart(
+        "domains",
+        title,
+        "Splits are made by conversation; evaluation prompts are kept away from training and answered by the served "
+        "draft.",
+        figure,
+        table,
+    )
 
 
 def _lengths(report: dict[str, Any]) -> Chart:
     title = "Row lengths"
-    bins = _bins(listing(report, "length_histogram"))
+    bins = _bins(pairs(report, "length_histogram"))
     if not bins:
         return Chart("lengths", title, why=f"no histogram of lengths: {_LACKING}")
-    figure = charts.columns([name for name, _ in bins], {"rows": [value for _, value in bins]}, x="tokens of a row", y="rows")
+    figure = charts.columns(
+        [name for name, _ in bins], {"rows": [value for _, value in bins]}, x="tokens of a row", y="rows"
+    )
     table = Table(title, ["Tokens of a row", "Rows"], [[name, count(value)] for name, value in bins])
     return Chart("lengths", title, "Rows of each length, after cutting.", figure, table)
 
 
-def _bins(pairs: list[Any]) -> list[tuple[str, float]]:
+def _bins(found: list[tuple[float, float]]) -> list[tuple[str, float]]:
     """Rows by range of lengths; the stage gives each range by its upper end, a power of two, and leaves out empty ones."""
-    counts = {int(upper): value for upper, value in map(numbers, pairs) if upper and value is not None}
+    counts = {int(upper): value for upper, value in found if upper >= 1}
     uppers = [1 << power for power in range(min(counts).bit_length() - 1, max(counts).bit_length())] if counts else []
     return [(f"{upper // 2 + 1}–{upper}" if upper > 2 else str(upper), counts.get(upper, 0)) for upper in uppers]  # noqa: RUF001
 
 
 def _dropped(report: dict[str, Any]) -> Table | None:
-    dropped = {reason: value for reason in mapping(report, "dropped") if (value := number(report, "dropped", reason)) is not None}
+    dropped = {
+        reason: value
+        for reason in mapping(report, "dropped")
+        if (value := number(report, "dropped", reason)) is not None
+    }
     caption = "Conversations left out, by reason"
     if not dropped:
         return Table(caption, ["Reason", "Conversations"], [["none was left out", ""]]) if "dropped" in report else None
     whole = number(report, "conversations")
-    rows = [
+    rows: list[list[Cell]] = [
         [reason, count(value), shown(ratio(value, whole), share, "the number of conversations is not known")]
         for reason, value in sorted(dropped.items(), key=lambda item: -item[1])
     ]
@@ -106,7 +144,16 @@ def _regenerated(report: dict[str, Any]) -> Table:
         ["Tokens generated in the last run", shown(number(report, "generated_tokens"), count, lacking)],
         ["Speed", shown(number(report, "tokens_per_second"), rate, "nothing was generated in the last run")],
     ]
-    rows += [[f"Answers that ended by '{reason}'", count(number(value) or 0)] for reason, value in mapping(report, "finish_reasons").items()]
-    rows += [[f"Conversations cut short by '{reason}'", count(number(value) or 0)] for reason, value in mapping(report, "shortened").items()]
-    rows += [[f"Conversations left out: '{reason}'", count(number(value) or 0)] for reason, value in mapping(report, "dropped").items()]
+    rows += [
+        [f"Answers that ended by '{reason}'", count(number(value) or 0)]
+        for reason, value in mapping(report, "finish_reasons").items()
+    ]
+    rows += [
+        [f"Conversations cut short by '{reason}'", count(number(value) or 0)]
+        for reason, value in mapping(report, "shortened").items()
+    ]
+    rows += [
+        [f"Conversations left out: '{reason}'", count(number(value) or 0)]
+        for reason, value in mapping(report, "dropped").items()
+    ]
     return Table("Answers written anew by the target", ["Figure", "Value"], rows)

@@ -7,7 +7,22 @@ from typing import Any
 from draftsmith.report.data import Gathered
 from draftsmith.report.failures import failure_details
 from draftsmith.report.model import Cell, Fact, Notice, Section, Table
-from draftsmith.report.values import count, decimal, dig, duration, listing, number, rate, ratio, share, shown, size, text, total
+from draftsmith.report.values import (
+    count,
+    counted,
+    decimal,
+    dig,
+    duration,
+    listing,
+    number,
+    rate,
+    ratio,
+    share,
+    shown,
+    size,
+    text,
+    total,
+)
 
 _LACKING = "not in extract/manifest.json"
 _IDLE = "every row was in the store already"
@@ -15,9 +30,14 @@ _IDLE = "every row was in the store already"
 
 def section(gathered: Gathered) -> Section:
     """The store's contents and the shards' figures."""
-    made = Section("extraction", "Extraction", "Hidden states of every row, read while vLLM prefills it: the inputs of the captured layers, and the final state after the target's last norm.")
+    made = Section(
+        "extraction",
+        "Extraction",
+        "Hidden states of every row, read while vLLM prefills it: the inputs of the captured layers, and the final "
+        "state after the target's last norm.",
+    )
     manifest = gathered.of("merge_manifest")
-    if not manifest:
+    if "merge_manifest" in gathered.absent:
         made.missing = gathered.absent["merge_manifest"]
         return made
     failed = listing(manifest, "failed")
@@ -28,7 +48,13 @@ def section(gathered: Gathered) -> Section:
         made.tables.append(_shards(gathered.shards))
     if failed:
         whole = len(failed) + (rows or 0)
-        made.notices.append(Notice("warn", f"{count(len(failed))} of {count(whole)} rows could not be extracted ({share(len(failed) / whole)}); training goes on without them."))
+        made.notices.append(
+            Notice(
+                "warn",
+                f"Of {counted(whole, 'row')}, {count(len(failed))} could not be extracted "
+                f"({share(len(failed) / whole)}); training goes on without them.",
+            )
+        )
         made.details += failure_details(failed, "row_id", "row")
     return made
 
@@ -39,13 +65,21 @@ def files(manifest: dict[str, Any]) -> int | None:
     if named is not None:
         return int(named)
     places = dig(manifest, "rows")
-    return len({place[0] for place in places.values() if isinstance(place, list) and place}) if isinstance(places, dict) else None
+    return (
+        len({place[0] for place in places.values() if isinstance(place, list) and place})
+        if isinstance(places, dict)
+        else None
+    )
 
 
 def throughput(shards: dict[str, dict[str, Any]]) -> float | None:
-    """Tokens per second of one engine: all tokens extracted in this run over all seconds of extracting, without loads."""
+    """Tokens per second of one engine: all tokens extracted in this run over all seconds of extracting, without "
+    "loads."""
     figures = [dig(shard, "figures") for shard in shards.values()]
-    return ratio(total([number(entry, "tokens") for entry in figures]) or None, total([number(entry, "seconds") for entry in figures]))
+    return ratio(
+        total([number(entry, "tokens") for entry in figures]) or None,
+        total([number(entry, "seconds") for entry in figures]),
+    )
 
 
 def _facts(gathered: Gathered, manifest: dict[str, Any], rows: int | None, failed: int) -> list[Fact]:
@@ -59,7 +93,11 @@ def _facts(gathered: Gathered, manifest: dict[str, Any], rows: int | None, faile
         Fact("Tokens", shown(tokens, count, _LACKING)),
         Fact("Speed", shown(speed, rate, idle), "of one engine, its load not counted"),
         Fact("Store", shown(size_bytes, size, _LACKING), "batch files that hold these rows"),
-        Fact("Bytes a token", shown(ratio(size_bytes, tokens), count, _LACKING), f"{len(layers)} layers and the final state" if layers else ""),
+        Fact(
+            "Bytes a token",
+            shown(ratio(size_bytes, tokens), count, _LACKING),
+            f"{len(layers)} layers and the final state" if layers else "",
+        ),
         Fact("Files", shown(files(manifest), count, _LACKING)),
         Fact("Layers", text(", ".join(map(str, layers)), _LACKING), "k = the residual stream that enters layer k"),
         Fact("Precision", text(dig(manifest, "dtype"), _LACKING)),
@@ -72,22 +110,36 @@ def _shards(shards: dict[str, dict[str, Any]]) -> Table:
         figures = dig(shard, "figures")
         idle = "no figures in its manifest" if not isinstance(figures, dict) else _IDLE
         tokens = number(figures, "tokens")
-        rows.append([
-            item,
-            text(dig(figures, "method"), idle),
-            shown(number(shard, "rows"), count, "its manifest cannot be read"),
-            shown(number(figures, "reused_rows"), count, idle),
-            shown(tokens, count, idle),
-            shown(number(figures, "tokens_per_second"), decimal, idle),
-            shown(number(figures, "bytes"), size, idle),
-            shown(number(figures, "load_seconds"), duration, idle),
-            shown(number(figures, "seconds") or None, duration, idle),
-            shown(number(figures, "writer", "blocked_seconds"), duration, idle),
-        ])  # fmt: skip
+        rows.append(
+            [
+                item,
+                text(dig(figures, "method"), idle),
+                shown(number(shard, "rows"), count, "its manifest cannot be read"),
+                shown(number(figures, "reused_rows"), count, idle),
+                shown(tokens, count, idle),
+                shown(number(figures, "tokens_per_second"), decimal, idle),
+                shown(number(figures, "bytes"), size, idle),
+                shown(number(figures, "load_seconds"), duration, idle),
+                shown(number(figures, "seconds") or None, duration, idle),
+                shown(number(figures, "writer", "blocked_seconds"), duration, idle),
+            ]
+        )
     return Table(
         "Shards; each is one load of the target",
-        ["Shard", "States read", "Rows", "Reused", "New tokens", "Tokens/s", "New bytes", "Load", "Extracting", "Waited for disk"],
+        [
+            "Shard",
+            "States read",
+            "Rows",
+            "Reused",
+            "New tokens",
+            "Tokens/s",
+            "New bytes",
+            "Load",
+            "Extracting",
+            "Waited for disk",
+        ],
         rows,
         numeric=2,
-        note="Reused rows were in the store before. 'native': by the model's own EAGLE-3 interface; 'hooks': by hooks on its layers.",
+        note="Reused rows were in the store before. 'native': by the model's own EAGLE-3 interface; 'hooks': by hooks on "
+        "its layers.",
     )

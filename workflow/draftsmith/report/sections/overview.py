@@ -5,20 +5,31 @@ from __future__ import annotations
 from draftsmith.report.data import Gathered
 from draftsmith.report.model import Notice, Tile
 from draftsmith.report.sections import evaluation, extraction
-from draftsmith.report.values import count, decimal, dig, duration, listing, number, ratio, shown, size
+from draftsmith.report.values import count, counted, decimal, dig, duration, listing, number, ratio, shown, size, times
 
 
 def tiles(gathered: Gathered) -> list[Tile]:
     """Acceptance length, untrained draft, speed-up, rows, store, time."""
-    return [_acceptance(gathered), _untrained(gathered), _speedup(gathered), _rows(gathered), _store(gathered), _time(gathered)]
+    return [
+        _acceptance(gathered),
+        _untrained(gathered),
+        _speedup(gathered),
+        _rows(gathered),
+        _store(gathered),
+        _time(gathered),
+    ]
 
 
 def notices(gathered: Gathered) -> list[Notice]:
     """What went wrong, or is not as it should be, in a line each; the sections tell more."""
-    made = [Notice(notice.level, notice.text, notice.points) for notice in evaluation.notices(gathered.of("evaluate_draft"))]
+    made = [
+        Notice(notice.level, notice.text, notice.points) for notice in evaluation.notices(gathered.of("evaluate_draft"))
+    ]
     failed = len(listing(gathered.of("merge_manifest"), "failed"))
     if failed:
-        made.append(Notice("warn", f"{count(failed)} rows could not be extracted; their errors are under Extraction."))
+        made.append(
+            Notice("warn", f"{counted(failed, 'row')} could not be extracted; see the errors under Extraction.")
+        )
     absent = [reason for stage, reason in gathered.absent.items() if stage not in ("regenerate", "clean_gpus")]
     if absent:
         made.append(Notice("warn", "Results of some stages are missing; their parts of the page are empty.", absent))
@@ -37,7 +48,7 @@ def _acceptance(gathered: Gathered) -> Tile:
     if k is not None:
         parts.append(f"k = {count(k)}")
     if prompts is not None:
-        parts.append(f"{count(prompts)} held-out prompts")
+        parts.append(counted(prompts, "held-out prompt"))
     passed = dig(report, "gate", "passed")
     badge = ""
     if minimum is not None and isinstance(passed, bool):
@@ -62,34 +73,44 @@ def _speedup(gathered: Gathered) -> Tile:
     if at_once is not None:
         note += f", up to {count(at_once)} at once"
     why = _absent(gathered, "evaluate_draft", "not in evaluate/evaluate.json")
-    return Tile("Speed-up", shown(number(report, "speedup"), lambda value: f"{value:.2f} ×", why), note)  # noqa: RUF001
+    return Tile("Speed-up", shown(number(report, "speedup"), times, why), note)
 
 
 def _rows(gathered: Gathered) -> Tile:
     report, trained = gathered.of("tokenize"), gathered.of("train_draft")
-    tokens, epochs, seen = number(report, "tokens_by_split", "train"), number(trained, "epochs"), number(trained, "tokens")
+    tokens, epochs, seen = (
+        number(report, "tokens_by_split", "train"),
+        number(trained, "epochs"),
+        number(trained, "tokens"),
+    )
     parts = []
     if tokens is not None:
-        parts.append(f"{count(tokens)} tokens")
+        parts.append(counted(tokens, "token"))
     if epochs is not None:
-        parts.append(f"{epochs:g} epochs")
+        parts.append(f"{epochs:g} epoch{'' if epochs == 1 else 's'}")
     if seen is not None:
-        parts.append(f"{count(seen)} tokens trained on")
+        parts.append(f"{count(seen)} trained on in all")
     why = _absent(gathered, "tokenize", "not in tokenize/tokenize.json")
-    return Tile("Training rows", shown(number(report, "by_split", "train"), count, why), ", ".join(parts) or "train split")
+    return Tile(
+        "Training rows", shown(number(report, "by_split", "train"), count, why), ", ".join(parts) or "train split"
+    )
 
 
 def _store(gathered: Gathered) -> Tile:
     manifest = gathered.of("merge_manifest")
     held, files = number(manifest, "bytes"), extraction.files(manifest) if manifest else None
     each = ratio(held, number(manifest, "tokens"))
-    parts = [f"hidden states in {count(files)} files" if files is not None else "hidden states"]
+    parts = [f"hidden states in {counted(files, 'file')}" if files is not None else "hidden states"]
     if each is not None:
         parts.append(f"{count(each)} bytes a token")
-    return Tile("Store", shown(held, size, _absent(gathered, "merge_manifest", "not in extract/manifest.json")), ", ".join(parts))
+    return Tile(
+        "Store",
+        shown(held, size, _absent(gathered, "merge_manifest", "not in extract/manifest.json")),
+        ", ".join(parts),
+    )
 
 
 def _time(gathered: Gathered) -> Tile:
     seconds, jobs = gathered.benchmarks.seconds(), gathered.benchmarks.count()
-    note = f"sum over the last run of {count(jobs)} measured jobs" if jobs else "sum over measured jobs"
+    note = f"sum over the last run of {counted(jobs, 'measured job')}" if jobs else "sum over measured jobs"
     return Tile("Total time", shown(seconds, duration, "no benchmark file was found"), note)

@@ -6,6 +6,7 @@ from draftsmith.report.benchmarks import Job
 from draftsmith.report.dag import Box, Graph
 from draftsmith.report.data import REPORTS, Gathered
 from draftsmith.report.model import Bar, Cell, Link, Notice, Section, Table
+from draftsmith.report.sections import checks
 from draftsmith.report.stages import BY_NAME
 from draftsmith.report.values import Shown, count, dig, duration, listing, missing, shown, size, text, total
 
@@ -15,15 +16,34 @@ _UNSAMPLED = "Snakemake took no sample: the job was too short, or the system doe
 
 def section(gathered: Gathered, graph: Graph) -> Section:
     """Time and bytes of each stage, and the preflight's checks."""
-    made = Section("workflow", "Workflow", "A box is a rule; its file in workflow/rules/, its command and its Python module bear the same name. Edges that a longer way implies are left out.")
+    made = Section(
+        "workflow",
+        "Workflow",
+        "A box is a rule; its file in workflow/rules/, its command and its Python module bear the same name. Edges "
+        "that a longer way implies are left out.",
+    )
     made.tables = [_stages(gathered, graph), *_preflight(gathered)]
-    checks = [check for check in listing(gathered.of("preflight"), "checks") if dig(check, "status") in ("warn", "fail")]
-    if checks:
-        failed = any(dig(check, "status") == "fail" for check in checks)
-        made.notices.append(Notice("fail" if failed else "warn", "The preflight had something to say:", [f"{dig(check, 'name')}: {dig(check, 'detail')}" for check in checks]))
+    remarks = [
+        check for check in listing(gathered.of("preflight"), "checks") if dig(check, "status") in ("warn", "fail")
+    ]
+    if remarks:
+        failed = any(dig(check, "status") == "fail" for check in remarks)
+        made.notices.append(
+            Notice(
+                "fail" if failed else "warn",
+                "The preflight had something to say:",
+                [f"{dig(check, 'name')}: {dig(check, 'detail')}" for check in remarks],
+            )
+        )
     ended = listing(gathered.of("clean_gpus"), "ended")
     if ended:
-        made.notices.append(Notice("warn", f"{len(ended)} processes of an earlier run were ended on the GPUs:", [f"{dig(holder, 'pid')}: {dig(holder, 'command')}" for holder in ended]))
+        made.notices.append(
+            Notice(
+                "warn",
+                "What an earlier run had left on the GPUs was ended:",
+                [f"process {dig(holder, 'pid')}: {dig(holder, 'command')}" for holder in ended],
+            )
+        )
     return made
 
 
@@ -32,7 +52,9 @@ def box(gathered: Gathered, name: str) -> Box:
     stage = BY_NAME.get(name)
     jobs = gathered.benchmarks.of(name)
     seconds = gathered.benchmarks.seconds(name)
-    done = name == "report" or name in gathered.reports or name not in REPORTS or (name == "extract_shard" and bool(gathered.shards))
+    # A shard's manifest is told of by the merged one; of a rule that is not known, nothing can be said against it.
+    source = "merge_manifest" if name == "extract_shard" else name
+    done = source in gathered.reports or source not in REPORTS or (name == "extract_shard" and bool(gathered.shards))
     if seconds is not None:
         below = duration(seconds) + (f" · {len(jobs)} jobs" if len(jobs) > 1 else "")
     else:
@@ -49,20 +71,26 @@ def _stages(gathered: Gathered, graph: Graph) -> Table:
     for name in names:
         jobs, seconds = measured.of(name), measured.seconds(name)
         stage = BY_NAME.get(name)
-        rows.append([
-            Link(name, f"#{stage.section}") if stage else name,
-            count(len(jobs)) if jobs else missing(_UNMEASURED),
-            Bar(shown(seconds, duration, _UNMEASURED), seconds / longest if seconds and longest else 0.0),
-            _sampled(jobs, total([job.cpu_seconds for job in jobs]), duration),
-            _sampled(jobs, max((job.peak_bytes for job in jobs if job.peak_bytes is not None), default=None), size),
-            _sampled(jobs, total([job.read_bytes for job in jobs]), size),
-            _sampled(jobs, total([job.written_bytes for job in jobs]), size),
-            shown(gathered.on_disk(name), size, "its results are not measured" if name not in REPORTS else "no results"),
-        ])  # fmt: skip
+        rows.append(
+            [
+                Link(name, f"#{stage.section}") if stage else name,
+                count(len(jobs)) if jobs else missing(_UNMEASURED),
+                Bar(shown(seconds, duration, _UNMEASURED), seconds / longest if seconds and longest else 0.0),
+                _sampled(jobs, total([job.cpu_seconds for job in jobs]), duration),
+                _sampled(jobs, max((job.peak_bytes for job in jobs if job.peak_bytes is not None), default=None), size),
+                _sampled(jobs, total([job.read_bytes for job in jobs]), size),
+                _sampled(jobs, total([job.written_bytes for job in jobs]), size),
+                shown(
+                    gathered.on_disk(name),
+                    size,
+                    "no results" if name in BY_NAME else "the rule is not known to this page",
+                ),
+            ]
+        )
     every = [job for jobs in measured.jobs.values() for job in jobs]
     summed: list[Cell] = [
         "Sum",
-        count(len(every)),
+        count(len(every)) if every else missing("no benchmark file was found"),
         shown(measured.seconds(), duration, "no benchmark file was found"),
         _sampled(every, total([job.cpu_seconds for job in every]), duration),
         "",
@@ -74,9 +102,10 @@ def _stages(gathered: Gathered, graph: Graph) -> Table:
         "Time and bytes by stage",
         ["Stage", "Jobs", "Wall time", "CPU time", "Peak memory", "Read", "Written", "Results"],
         rows,
-        note="From Snakemake's benchmark files, each of the last run of its job: what an earlier, interrupted run took is not in it. "
-        "Wall and CPU time are summed over a stage's jobs, which may have run side by side; peak memory is the largest job's, all its "
-        "processes together. Read and written: bytes that reached storage. Results: files on disk now; of extract_shard, the store's batch files.",
+        note="From Snakemake's benchmark files, each of the last run of its job: what an earlier, interrupted run took is "
+        "not in it. Wall and CPU time are summed over a stage's jobs, which may have run side by side; peak memory is the "
+        "largest job's, all its processes together. Read and written: bytes that reached storage. Results: files on disk "
+        "now; of extract_shard, the store's batch files.",
         total=summed,
     )
 
@@ -87,8 +116,5 @@ def _sampled(jobs: list[Job], value: float | None, form: object) -> Shown:
 
 def _preflight(gathered: Gathered) -> list[Table]:
     report = gathered.of("preflight")
-    checks = listing(report, "checks")
-    if not checks:
-        return []
-    rows: list[list[Cell]] = [[text(dig(check, key), "not in preflight.json") for key in ("name", "status", "detail")] for check in checks]
-    return [Table(f"Preflight: {dig(report, 'verdict') or 'no verdict'}", ["Check", "Status", "Found"], rows, numeric=3)]
+    verdict = text(dig(report, "verdict"), "")
+    return checks.tables(f"Preflight: {verdict}", listing(report, "checks"), "preflight.json")

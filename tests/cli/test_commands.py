@@ -1,0 +1,303 @@
+"""What a user types, from a fresh clone: both profiles, the graphs, and errors of one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from draftsmith import dag_picture
+from draftsmith.config import Config
+from draftsmith.report import dag
+
+# Seconds of the processor, as another test or a neighbour may have the other cores; about 4 are Snakemake's own.
+LIMIT = 8.0
+RULES = {
+    "get_target", "tokenize", "preflight", "clean_gpus", "extract_shard", "merge_manifest", "map_vocabulary",
+    "train_draft", "export_draft", "evaluate_draft", "report", "all",
+}  # fmt: skip
+ON_GPUS = {"preflight", "clean_gpus", "regenerate", "extract_shard", "train_draft", "evaluate_draft"}
+PROFILES = ["local", "slurm"]
+
+
+@dataclass
+class Done:
+    """A program that ended: its code, its words, and the processor time that it took, in seconds."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+
+
+def run(command: list[str], folder: Path, **environment: str) -> Done:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=300,
+        env=os.environ | {"PATH": path} | environment,
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    print(f"{' '.join(command)}: {seconds:.1f} s of the processor, {time.monotonic() - start:.1f} s in all")
+    return Done(done.returncode, done.stdout, done.stderr, seconds)
+
+
+def snakemake(folder: Path, *arguments: str, **environment: str) -> Done:
+    return run(["snakemake", *arguments], folder, **environment)
+
+
+def jobs(text: str) -> Counter[str]:
+    """Rules that a dry run lists, with the number of their jobs."""
+    return Counter(re.findall(r"^(?:local)?(?:rule|checkpoint) (\w+):$", text, re.M))
+
+
+def resources(text: str) -> dict[str, dict[str, str]]:
+    """Resources that a dry run lists, by rule."""
+    blocks = re.findall(r"^(?:local)?rule (\w+):$(.*?)^    resources: (.*?)$", text, re.M | re.S)
+    return {name: dict(pair.split("=", 1) for pair in listed.split(", ") if "=" in pair) for name, _, listed in blocks}
+
+
+def test_profiles_are_links_at_the_root(clone: Path) -> None:
+    """`--profile local` is looked for in the working folder, not in profiles/."""
+    for profile in PROFILES:
+        assert (clone / profile).is_symlink()
+        assert (clone / profile).resolve() == clone / "profiles" / profile
+        assert os.listdir(clone / profile) == ["profile.yaml"]
+    assert not (clone / "profiles/default").exists()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_dry_run(clone: Path, profile: str) -> None:
+    done = snakemake(clone, "--profile", profile, "-n")
+    assert done.code == 0, done.err
+    assert jobs(done.out) == dict.fromkeys(RULES, 1)
+    assert done.seconds < LIMIT
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_dag_as_mermaid(clone: Path, profile: str) -> None:
+    done = snakemake(clone, "--profile", profile, "--dag", "mermaid-js")
+    assert done.code == 0, done.err
+    assert "flowchart TB" in done.out
+    assert set(re.findall(r"id\d+\[(\w+)", done.out)) == RULES
+    assert done.seconds < LIMIT
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_rulegraph(clone: Path, profile: str) -> None:
+    done = snakemake(clone, "--profile", profile, "--rulegraph")
+    assert done.code == 0, done.err
+    assert done.out.startswith("digraph")
+    assert set(re.findall(r'label = "(\w+)"', done.out)) == RULES
+    assert done.seconds < LIMIT
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_d3dag(clone: Path, profile: str) -> None:
+    done = snakemake(clone, "--profile", profile, "--d3dag")
+    assert done.code == 0, done.err
+    graph = json.loads(done.out)
+    assert {node["value"]["rule"] for node in graph["nodes"]} == RULES
+    assert len(graph["edges"]) > len(RULES)
+    assert done.seconds < LIMIT
+
+
+def test_slurm_dry_run_on_a_machine_without_slurm(clone: Path, tmp_path: Path) -> None:
+    for program in ("bash", "sh", "uname", "git", "env", "which"):
+        if found := shutil.which(program):
+            (tmp_path / program).symlink_to(found)
+    for program in ("sbatch", "squeue", "sacct", "srun"):
+        assert shutil.which(program, path=os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent)])) is None
+    done = snakemake(
+        clone, "--profile", "slurm", "-n", PATH=os.pathsep.join([str(Path(sys.executable).parent), str(tmp_path)])
+    )
+    assert done.code == 0, done.err
+    assert jobs(done.out) == dict.fromkeys(RULES, 1)
+
+
+def test_slurm_profile_sets_the_number_of_shards(clone: Path) -> None:
+    done = snakemake(clone, "--profile", "slurm", "-n", DRAFTSMITH_SHARDS="4")
+    assert jobs(done.out)["extract_shard"] == 4, done.err
+
+
+def test_kimi_on_slurm(clone: Path) -> None:
+    """Eight GPUs of one node for every job of the engine, and partitions from the environment."""
+    done = snakemake(
+        clone, "--profile", "slurm", "--configfile", "config/kimi-k2.5.yaml", "-n",
+        DRAFTSMITH_GPU_PARTITION="h200", DRAFTSMITH_CPU_PARTITION="cpu-only", DRAFTSMITH_CONSTRAINT="nvlink",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    listed = resources(done.out)
+    assert set(listed) == RULES | {"regenerate"}
+    for rule in ON_GPUS:
+        wanted = {"gpu": "8", "nodes": "1", "tasks_per_gpu": "0", "slurm_partition": "h200", "constraint": "nvlink"}
+        assert wanted.items() <= listed[rule].items(), rule
+    for rule in RULES - ON_GPUS - {"all"}:
+        assert "gpu" not in listed[rule]
+        assert listed[rule]["slurm_partition"] == "cpu-only", rule
+    assert all("results/kimi-k2.5/" in line for line in re.findall(r"^    output: .*$", done.out, re.M))
+
+
+def test_local_profile_offers_the_gpus_of_the_environment(clone: Path) -> None:
+    """Snakemake clips silently what is more than the offer; each job checks what it was granted."""
+    done = snakemake(clone, "--profile", "local", "--configfile", "config/kimi-k2.5.yaml", "-n", DRAFTSMITH_GPUS="4")
+    assert done.code == 0, done.err
+    assert jobs(done.out)["extract_shard"] == 1
+
+
+def settings(text: str, command: str) -> dict[str, Any]:
+    """Settings that a rule's command is given, as a dry run with -p shows them."""
+    found: dict[str, Any] = json.loads(re.search(rf"draftsmith {command} --settings '(.*?)' ", text)[1])  # type: ignore[index]
+    return found
+
+
+def test_single_keys_are_laid_over_the_demo(clone: Path) -> None:
+    done = snakemake(clone, "--profile", "local", "-n", "-p", "--config", "name=trial", 'train={"epochs": 1}')
+    assert done.code == 0, done.err
+    demo = yaml.safe_load((clone / "config/config.yaml").read_text())
+    given = settings(done.out, "train-draft")
+    assert (given["name"], given["train"]["epochs"]) == ("trial", 1)
+    assert given["train"]["ttt_steps"] == demo["train"]["ttt_steps"]
+    assert settings(done.out, "map-vocabulary")["vocabulary"] == demo["vocabulary"]
+
+
+def test_config_files_are_laid_over_one_another_and_not_over_the_demo(clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("name: mine\ntrain: {epochs: 9, learning_rate: 1.0e-3}\n")
+    (tmp_path / "over.yaml").write_text("train: {epochs: 2}\n")
+    files = [str(tmp_path / name) for name in ("my.yaml", "over.yaml")]
+    done = snakemake(clone, "--profile", "local", "-n", "-p", "--configfile", *files, "--config", 'train={"seed": 5}')
+    assert done.code == 0, done.err
+    expected = Config.model_validate({"train": {"epochs": 2, "learning_rate": 1e-3, "seed": 5}})
+    assert settings(done.out, "train-draft")["train"] == expected.train.model_dump(mode="json")
+    assert settings(done.out, "map-vocabulary") == {"name": "mine", "vocabulary": {"size": expected.vocabulary.size}}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "sentence"),
+    [
+        pytest.param(
+            {"trian": {}}, "{file}: trian is no known key; config/README.md lists them all", id="unknown-section"
+        ),
+        pytest.param(
+            {"train": {"epoch": 3}},
+            "{file}: train.epoch is no known key; config/README.md lists them all",
+            id="unknown-key",
+        ),
+        pytest.param(
+            {"train": {"learning_rate": 0}},
+            "{file}: train.learning_rate: Input should be greater than 0 (given: 0)",
+            id="out-of-range",
+        ),
+        pytest.param(
+            {"target": {"layers": [2, 15, 15]}},
+            "{file}: target.layers: layer ids must be distinct: [2, 15, 15]",
+            id="layers-repeated",
+        ),
+        pytest.param(
+            {"target": {"layers": [2, 27, 15]}},
+            "{file}: target.layers: layer ids must be ascending: [2, 27, 15]; write [2, 15, 27]",
+            id="layers-unsorted",
+        ),
+        pytest.param(
+            {"data": {"sources": [{"path": "data/mine.jsonl"}]}},
+            "data/mine.jsonl: no such file or folder; correct the config key data.sources.0.path",
+            id="missing-data",
+        ),
+    ],
+)
+def test_a_fault_of_the_config_ends_in_one_sentence(
+    clone: Path, tmp_path: Path, overlay: object, sentence: str
+) -> None:
+    file = tmp_path / "my.yaml"
+    file.write_text(yaml.safe_dump(overlay))
+    done = snakemake(clone, "--profile", "local", "--configfile", str(file))
+    assert done.code == 1
+    told = [line for line in (done.out + done.err).splitlines() if not line.startswith("Using profile")]
+    assert told == [f"draftsmith: {sentence.format(file=file)}"]
+    assert done.seconds < LIMIT
+
+
+def test_catalog_entry_point(clone: Path) -> None:
+    done = snakemake(clone, "--profile", "local", "-s", "workflow/Snakefile", "-n")
+    assert done.code == 0, done.err
+    assert jobs(done.out) == dict.fromkeys(RULES, 1)
+
+
+def test_as_a_module_of_another_workflow(clone: Path, tmp_path: Path) -> None:
+    shutil.copy(clone / "config/demo/prompts.jsonl", tmp_path / "mine.jsonl")
+    (tmp_path / "my.yaml").write_text("name: mine\ndata: {sources: [{path: mine.jsonl}]}\n")
+    (tmp_path / "Snakefile").write_text(
+        f"""
+configfile: "my.yaml"
+
+module draftsmith:
+    snakefile: "{clone}/workflow/Snakefile"
+    config: config
+
+use rule * from draftsmith
+
+rule publish:
+    input: rules.all.input
+    default_target: True
+"""
+    )
+    done = snakemake(tmp_path, "--cores", "1", "-n")
+    assert done.code == 0, done.err
+    assert jobs(done.out) == dict.fromkeys(RULES - {"all"} | {"publish"}, 1)
+    assert "results/mine/report.html" in done.out
+
+
+def test_the_picture_of_the_readme_is_that_of_the_rules(clone: Path, tmp_path: Path) -> None:
+    done = snakemake(clone, "--profile", "local", "--forceall", "--rulegraph", "mermaid-js")
+    (tmp_path / "now.mmd").write_text(done.out)
+    now = dag.read_mermaid(tmp_path / "now.mmd")
+    assert now == dag.read_mermaid(clone / "docs/dag.mmd"), "run `make dag`"
+    assert (clone / "docs/dag.svg").read_text() == dag_picture.svg(dag.read_mermaid(clone / "docs/dag.mmd")), (
+        "run `make dag`"
+    )
+
+
+def test_help_is_quick_and_imports_nothing_heavy(clone: Path) -> None:
+    program = (
+        "import sys, draftsmith.cli\n"
+        "try: draftsmith.cli.main()\n"
+        "except SystemExit: pass\n"
+        "print('loaded:', *sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    done = run([sys.executable, "-c", program, "--help"], clone, PYTHONPATH=str(clone / "workflow"))
+    assert done.code == 0, done.err
+    text, loaded = done.out.split("loaded:")
+    assert not {"torch", "vllm", "transformers", "datasets", "pandas", "numpy", "snakemake"} & set(loaded.split())
+    for rule in RULES - {"all"}:
+        assert rule.replace("_", "-") in text
+    assert done.seconds < 2
+
+
+def test_a_stage_says_what_it_takes(clone: Path) -> None:
+    done = run(
+        [sys.executable, "-m", "draftsmith", "extract-shard", "--help"], clone, PYTHONPATH=str(clone / "workflow")
+    )
+    assert done.code == 0, done.err
+    for option in ("--settings", "--target", "--rows", "--scatteritem", "--manifest"):
+        assert option in done.out
+
+
+def test_a_stage_by_hand_ends_in_one_sentence(clone: Path, tmp_path: Path) -> None:
+    done = run(
+        [sys.executable, "-m", "draftsmith", "merge-manifest", "--rows", "none.parquet", "--manifest", "m.json", "s.json"],
+        tmp_path, PYTHONPATH=str(clone / "workflow"),
+    )  # fmt: skip
+    assert done.code == 1
+    assert re.fullmatch(r"\d\d:\d\d:\d\d error: none\.parquet: no such file; run the stage tokenize first\n", done.err)

@@ -1,0 +1,177 @@
+"""The DAG, by Snakemake's API: what runs, how often, and with which resources and settings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from draftsmith import cli
+from snakemake.api import SnakemakeApi
+from snakemake.settings.types import (
+    ConfigSettings,
+    DAGSettings,
+    OutputSettings,
+    Quietness,
+    ResourceSettings,
+    StorageSettings,
+)
+
+REPO = Path(__file__).resolve().parents[2]
+ONCE = {
+    "all", "get_target", "tokenize", "preflight", "clean_gpus", "merge_manifest", "map_vocabulary", "train_draft",
+    "export_draft", "evaluate_draft", "report",
+}  # fmt: skip
+ON_GPUS = {"preflight", "clean_gpus", "extract_shard", "train_draft", "evaluate_draft"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with three conversations; the test is in it, as Snakemake goes there."""
+    monkeypatch.chdir(tmp_path)
+    write_rows(tmp_path / "conversations.jsonl", 3)
+    return tmp_path
+
+
+def write_rows(path: Path, count: int) -> None:
+    messages = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello!"}]
+    with open(path, "w") as file:
+        for place in range(count):
+            print(json.dumps({"id": f"c{place}", "domain": "chat", "messages": messages}), file=file)
+
+
+def jobs(folder: Path, *, shards: int | None = None, gpus: int = 64, **sections: Any) -> list[Any]:
+    """Jobs of a dry run with this config."""
+    values = {"name": "trial", "data": {"sources": [{"path": "conversations.jsonl"}]}} | sections
+    (folder / "my.yaml").write_text(yaml.safe_dump(values))
+    scatter = {} if shards is None else {"extract": shards}
+    with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=True)) as api:
+        workflow = api.workflow(
+            resource_settings=ResourceSettings(cores=64, resources={"gpu": gpus}, overwrite_scatter=scatter),
+            config_settings=ConfigSettings(configfiles=[folder / "my.yaml"]),
+            storage_settings=StorageSettings(),
+            snakefile=REPO / "Snakefile",
+            workdir=folder,
+        )
+        workflow.dag(DAGSettings()).execute_workflow(executor="dryrun")
+        # Private, hence Snakemake's version is pinned.
+        return list(workflow._workflow.dag.jobs)
+
+
+def counts(found: list[Any]) -> Counter[str]:
+    return Counter(job.rule.name for job in found)
+
+
+def only(found: list[Any], rule: str) -> Any:
+    (job,) = [job for job in found if job.rule.name == rule]
+    return job
+
+
+def inputs(job: Any) -> set[str]:
+    return {str(path) for path in job.input}
+
+
+def test_every_rule_runs_once(folder: Path) -> None:
+    assert counts(jobs(folder)) == dict.fromkeys(ONCE | {"extract_shard"}, 1)
+
+
+@pytest.mark.parametrize("shards", [2, 5])
+def test_the_dag_grows_with_shards(folder: Path, shards: int) -> None:
+    found = jobs(folder, shards=shards)
+    assert counts(found) == dict.fromkeys(ONCE, 1) | {"extract_shard": shards}
+    expected = {f"results/trial/extract/shards/{place}-of-{shards}.json" for place in range(1, shards + 1)}
+    assert {str(path) for job in found if job.rule.name == "extract_shard" for path in job.output} == expected
+    assert inputs(only(found, "merge_manifest")) == expected | {"results/trial/tokenize/rows.parquet"}
+    assert expected < inputs(only(found, "report"))
+
+
+def test_the_dag_does_not_grow_with_the_data(folder: Path) -> None:
+    """10,000 conversations in batches of one token, so of one row each: the same jobs."""
+    few = counts(jobs(folder, shards=2))
+    write_rows(folder / "conversations.jsonl", 10_000)
+    assert counts(jobs(folder, shards=2, extract={"batch_tokens": 1})) == few
+
+
+def test_regenerate_is_in_the_dag_only_when_asked_for(folder: Path) -> None:
+    without = jobs(folder)
+    assert "regenerate" not in counts(without)
+    assert inputs(only(without, "tokenize")) == {"conversations.jsonl", "results/trial/target.json"}
+    regenerated = jobs(folder, regenerate={"enabled": True})
+    assert counts(regenerated)["regenerate"] == 1
+    assert "conversations.jsonl" in inputs(only(regenerated, "regenerate"))
+    answers = "results/trial/regenerate/conversations.jsonl"
+    assert inputs(only(regenerated, "tokenize")) == {answers, "results/trial/target.json"}
+    assert only(regenerated, "tokenize").params.conversations == f"--conversations {answers}"
+
+
+@pytest.mark.parametrize(("engine", "expected"), [({"tp": 8}, 8), ({}, 1), ({"tp": 4, "device": "cpu"}, 0)])
+def test_jobs_ask_for_as_many_gpus_as_tensor_parallelism_needs(
+    folder: Path, engine: dict[str, Any], expected: int
+) -> None:
+    found = jobs(folder, engine=engine, regenerate={"enabled": True})
+    asked = {job.rule.name: job.resources["gpu"] for job in found if "gpu" in job.resources.keys()}  # noqa: SIM118
+    assert asked == dict.fromkeys(ON_GPUS | {"regenerate"}, expected)
+
+
+def test_every_job_says_what_it_costs(folder: Path) -> None:
+    for job in jobs(folder, regenerate={"enabled": True}):
+        if job.rule.name == "all":
+            continue
+        assert job.resources["mem_mb"] >= 4000, job.rule.name
+        assert job.resources["runtime"] >= 10, job.rule.name
+        assert len(job.log) == 1, job.rule.name
+        assert job.rule.restart_times == 0, "a rule's own retries multiply with the scheduler's"
+
+
+def test_long_rules_are_timed(folder: Path) -> None:
+    timed = {job.rule.name for job in jobs(folder, regenerate={"enabled": True}) if job.benchmark}
+    assert {"regenerate", "extract_shard", "train_draft", "evaluate_draft"} <= timed
+
+
+def test_a_second_attempt_has_more_time(folder: Path) -> None:
+    job = only(jobs(folder), "extract_shard")
+    first = job.resources["runtime"]
+    job.attempt = 2
+    job.reset_params_and_resources()
+    assert job.resources["runtime"] == 2 * first
+
+
+def settings(found: list[Any]) -> dict[str, Any]:
+    return {job.rule.name: dict(job.params.items()) for job in found if job.params}
+
+
+def test_how_the_engine_runs_is_no_param(folder: Path) -> None:
+    """So that a change of it re-runs nothing."""
+    before = settings(jobs(folder))
+    after = settings(jobs(folder, engine={"tp": 4, "max_num_seqs": 3, "args": {"seed": 7}}))
+    assert before == after
+
+
+def test_the_working_folder_is_no_param(folder: Path) -> None:
+    """A run that was moved is not run anew."""
+    assert str(REPO) not in json.dumps(settings(jobs(folder)), default=str)
+    assert str(folder) not in json.dumps(settings(jobs(folder)), default=str)
+
+
+def test_commands_and_options_of_the_rules_exist(folder: Path) -> None:
+    """Each rule gives every option that its command demands, and none that it does not have."""
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    seen = set()
+    for job in jobs(folder, regenerate={"enabled": True}):
+        if job.rule.name == "all":
+            continue
+        command, words = re.match(r"python -m draftsmith ([a-z-]+) (.*)", job.shellcmd, re.S).groups()  # type: ignore[union-attr]
+        options = {name for option in commands[command].params for name in option.opts}
+        demanded = {
+            option.opts[0] for option in commands[command].params if option.required and option.opts[0].startswith("--")
+        }
+        # Settings are JSON text in quotes, whose words are none of the command's.
+        given = set(re.findall(r"(?<=\s)--[a-z-]+", re.sub(r"'[^']*'", "''", f" {words}")))
+        assert demanded <= given <= options, command
+        seen.add(command)
+    assert seen == set(commands)

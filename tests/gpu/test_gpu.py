@@ -1,0 +1,66 @@
+"""On an NVIDIA GPU: both of vLLM's model runners, and the whole chain. `pytest -m gpu tests/gpu`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from chain import Run, config, conversations
+from draftsmith import store
+from extraction import extract, reader, relative, rows_of, settings
+from transformers import AutoModelForCausalLM
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+WIDE = {
+    "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 512,
+}  # fmt: skip
+# DeepSeek's attention needs its real latent sizes; yarn as its checkpoints have it.
+MLA = WIDE | {
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": 256, "head_dim": 64,
+    "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "beta_fast": 32, "beta_slow": 1,
+        "mscale": 1.0, "mscale_all_dim": 1.0,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model_type", "runner", "changes"), [("llama", "gpu.model_runner", WIDE), ("deepseek_v3", "gpu_model_runner", MLA)]
+)
+def test_states_on_both_model_runners(tmp_path: Path, model_type: str, runner: str, changes: dict[str, object]) -> None:
+    """bfloat16 against a float32 reference; chunked prefill, rows of 1 to 600 tokens."""
+    folder = tiny.model(tmp_path / "model", model_type, **changes)
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    rows = rows_of([1, 5, 17, 300, 600])
+    made = settings(tmp_path, target={"dtype": "bfloat16"}, engine={"gpu_memory_utilization": 0.3})
+    manifest = extract(tmp_path, folder, rows, config=made)
+    assert runner in manifest["figures"]["runner"], manifest["figures"]
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    states = reader(manifest)
+    for row in rows:
+        stored = states.row(store.row_id(row))
+        assert stored.final.dtype == torch.bfloat16
+        with torch.no_grad():
+            hidden = reference(torch.tensor([row]), output_hidden_states=True, use_cache=False).hidden_states
+        for place, layer in enumerate(manifest["layers"]):
+            assert relative(stored.aux[:, place], hidden[layer][0]) < 0.03
+        assert relative(stored.final, hidden[-1][0]) < 0.05
+
+
+def test_the_chain_on_a_gpu(tmp_path: Path) -> None:
+    model = tiny.model(tmp_path / "model", num_hidden_layers=4, **WIDE)
+    conversations(tmp_path / "conversations.jsonl")
+    run = Run(tmp_path)
+    values = config(tmp_path, model)
+    values["engine"] |= {"gpu_memory_utilization": 0.3}
+    values["train"] |= {"ttt_steps": 3}
+    run.write(values)
+    run.snakemake()
+    assert run.json("evaluate/evaluate.json")["drafts"] > 0
+    assert any(check["name"] == "dry run" for check in run.json("preflight.json")["checks"])

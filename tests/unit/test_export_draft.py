@@ -1,0 +1,265 @@
+"""The exported draft: tensors, config.json as vLLM reads it, refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from draftsmith import export_draft
+from draftsmith.config import Config, parse
+from draftsmith.draft.config import draft_shape
+from draftsmith.draft.initial import initial_draft
+from draftsmith.errors import DraftsmithError
+from safetensors.torch import load_file, save_file
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+REPORT = {
+    "fingerprint": "0123456789abcdef",
+    "steps": 12,
+    "epochs": 3.0,
+    "params": 4321,
+    "tokens": 999,
+    "simulated_acceptance_length": 1.75,
+    "acceptance": [0.5, 0.4, 0.25],
+}
+
+
+class Export:
+    """What the stage is given; tensors may be changed before it runs."""
+
+    def __init__(self, folder: Path, draft_vocab: int = 20, layers: tuple[int, ...] = (1, 3), **train: Any) -> None:
+        self.folder = folder
+        self.config: Config = parse({"train": {"ttt_steps": 3} | train, "export": {"speculative_tokens": 4}}, "test")
+        torch.manual_seed(0)
+        target = folder / "target"
+        target.mkdir()
+        self.head = torch.randn(64, 32, dtype=torch.bfloat16)
+        save_file(
+            {"lm_head.weight": self.head, "model.embed_tokens.weight": self.head + 1}, target / "model.safetensors"
+        )
+        sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6, "vocab_size": 64}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 1024}
+        config = {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_parameters": LLAMA3} | sizes | heads
+        (target / "config.json").write_text(json.dumps(config))
+        self.target: dict[str, Any] = {
+            "source": str(target),
+            "revision": None,
+            "path": str(target),
+            "architectures": ["LlamaForCausalLM"],
+            "num_layers": 6,
+            "hidden_size": 32,
+            "vocab_size": 64,
+            "max_positions": 1024,
+            "layers": list(layers),
+            "torch_dtype": "bfloat16",
+            "fingerprint": "f" * 64,
+            "trust_remote_code": False,
+        }
+        ids = torch.arange(draft_vocab) * (64 // draft_vocab)
+        self.d2t = ids - torch.arange(draft_vocab)
+        save_file({"d2t": self.d2t}, folder / "vocabulary.safetensors")
+        shape = draft_shape(self.target, self.config.train, draft_vocab)
+        self.weights = dict(initial_draft(shape, self.head, self.head, self.d2t, seed=1).state_dict())
+        self.report = REPORT | {"layers": list(layers)}
+        del self.target["layers"]
+
+    def run(self) -> Path:
+        """Run the stage; the folder it wrote."""
+        (self.folder / "target.json").write_text(json.dumps(self.target))
+        (self.folder / "train.json").write_text(json.dumps(self.report))
+        save_file(self.weights, self.folder / "draft.safetensors", metadata={"fingerprint": REPORT["fingerprint"]})
+        out = self.folder / "draft"
+        export_draft.run(
+            self.config,
+            target=self.folder / "target.json",
+            draft=self.folder / "draft.safetensors",
+            vocabulary=self.folder / "vocabulary.safetensors",
+            train_report=self.folder / "train.json",
+            folder=out,
+            report=out / "export.json",
+        )
+        return out
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Callable[..., Export]:
+    return lambda **changes: Export(tmp_path, **changes)
+
+
+def test_tensors(make: Callable[..., Export]) -> None:
+    export = make()
+    tensors = load_file(export.run() / "model.safetensors")
+    # 2 layers x 32 into fc; 4 heads of 16 take 2 x 32; 2 key heads.
+    assert {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()} == {
+        "fc.weight": ((32, 64), torch.bfloat16),
+        "layers.0.input_layernorm.weight": ((32,), torch.bfloat16),
+        "layers.0.hidden_norm.weight": ((32,), torch.bfloat16),
+        "layers.0.post_attention_layernorm.weight": ((32,), torch.bfloat16),
+        "layers.0.self_attn.q_proj.weight": ((64, 64), torch.bfloat16),
+        "layers.0.self_attn.k_proj.weight": ((32, 64), torch.bfloat16),
+        "layers.0.self_attn.v_proj.weight": ((32, 64), torch.bfloat16),
+        "layers.0.self_attn.o_proj.weight": ((32, 64), torch.bfloat16),
+        "layers.0.mlp.gate_proj.weight": ((48, 32), torch.bfloat16),
+        "layers.0.mlp.up_proj.weight": ((48, 32), torch.bfloat16),
+        "layers.0.mlp.down_proj.weight": ((32, 48), torch.bfloat16),
+        "norm.weight": ((32,), torch.bfloat16),
+        "lm_head.weight": ((20, 32), torch.bfloat16),
+        "d2t": ((20,), torch.int64),
+        "t2d": ((64,), torch.bool),
+    }
+    # Every third token: 0 3 6 .. 57; draft id 2 is target id 2 + 4.
+    assert tensors["d2t"].tolist() == [2 * number for number in range(20)]
+    assert tensors["t2d"].nonzero().squeeze(1).tolist() == list(range(0, 60, 3))
+    torch.testing.assert_close(tensors["lm_head.weight"], export.head[::3][:20])
+
+
+def test_config_as_vllm_reads_it(make: Callable[..., Export]) -> None:
+    """vLLM's own updater, which has no imports and runs without the rest of vLLM."""
+    spec = importlib.util.find_spec("vllm")
+    if spec is None or spec.origin is None:
+        pytest.skip("vLLM is not installed")
+    source = Path(spec.origin).parent / "transformers_utils/configs/speculators/algos.py"
+    module_spec = importlib.util.spec_from_file_location("vllm_speculators_algos", source)
+    assert module_spec is not None
+    assert module_spec.loader is not None
+    algos = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(algos)
+    config = json.loads((make(norm_before_residual=False, fc_norm=True).run() / "config.json").read_text())
+    read = dict(config["transformer_layer_config"])
+    algos.SUPPORTED_SPECULATORS_TYPES[config["speculators_model_type"]](config_dict=config, pre_trained_config=read)
+    assert read["architectures"] == ["Eagle3LlamaForCausalLM"]
+    flags = {name: read[name] for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")}
+    assert flags == {"norm_before_residual": False, "norm_before_fc": False, "fc_norm": True, "norm_output": False}
+    assert read["eagle_aux_hidden_state_layer_ids"] == [1, 3]
+    assert read["num_aux_hidden_states"] == 2
+    assert (read["draft_vocab_size"], read["vocab_size"]) == (20, 64)
+    assert read["rope_parameters"] == LLAMA3
+    assert (read["max_position_embeddings"], read["head_dim"], read["rms_norm_eps"]) == (1024, 16, 1e-5)
+
+
+def test_config_names_the_target_and_the_draft_length(make: Callable[..., Export]) -> None:
+    export = make()
+    config = json.loads((export.run() / "config.json").read_text())
+    speculators = config["speculators_config"]
+    assert speculators["proposal_methods"][0]["speculative_tokens"] == 4
+    assert speculators["verifier"] == {
+        "name_or_path": str(export.folder / "target"),
+        "architectures": ["LlamaForCausalLM"],
+    }
+
+
+def test_hub_target_is_named_by_its_id() -> None:
+    hub = {"source": "org/model", "revision": "abc", "path": "/cache/snapshots/abc"}
+    assert export_draft.verifier(hub) == "org/model"
+    assert export_draft.verifier({"source": "package:x", "revision": None, "path": "/cache/x"}) == "/cache/x"
+
+
+def test_whole_vocabulary_has_no_mapping(make: Callable[..., Export]) -> None:
+    tensors = load_file(make(draft_vocab=64).run() / "model.safetensors")
+    assert "d2t" not in tensors
+    assert tensors["lm_head.weight"].shape == (64, 32)
+
+
+def test_dtype_can_be_chosen(make: Callable[..., Export]) -> None:
+    export = make()
+    export.config.export.dtype = "float32"
+    out = export.run()
+    assert json.loads((out / "config.json").read_text())["dtype"] == "float32"
+    assert load_file(out / "model.safetensors")["fc.weight"].dtype == torch.float32
+
+
+def test_report_and_card(make: Callable[..., Export]) -> None:
+    out = make().run()
+    report = json.loads((out / "export.json").read_text())
+    assert report["fingerprint"] == REPORT["fingerprint"]
+    assert {entry["status"] for entry in report["checks"]} == {"ok"}
+    assert [entry["name"] for entry in report["checks"]][:2] == ["tensor names", "tensor shapes"]
+    card = (out / "README.md").read_text()
+    for part in ("f" * 64, REPORT["fingerprint"], "1.750", "50.0% / 40.0% / 25.0%", "20 of 64 tokens", "1, 3 of 6"):
+        assert part in card
+
+
+def test_export_of_no_validation_has_a_card(make: Callable[..., Export]) -> None:
+    export = make()
+    export.report |= {"simulated_acceptance_length": None, "acceptance": None}
+    assert "simulated acceptance length" not in (export.run() / "README.md").read_text()
+
+
+def _drop_head(weights: dict[str, torch.Tensor]) -> None:
+    del weights["lm_head.weight"]
+
+
+def _add_embedding(weights: dict[str, torch.Tensor]) -> None:
+    weights["embed_tokens.weight"] = torch.ones(64, 32)
+
+
+def _narrow_fc(weights: dict[str, torch.Tensor]) -> None:
+    weights["fc.weight"] = weights["fc.weight"][:, :32].contiguous()
+
+
+def _poison(weights: dict[str, torch.Tensor]) -> None:
+    weights["layers.0.mlp.up_proj.weight"][3, 4] = float("inf")
+
+
+def _empty(weights: dict[str, torch.Tensor]) -> None:
+    weights["norm.weight"].zero_()
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (_drop_head, "lm_head"),
+        (_add_embedding, "embed_tokens"),
+        (_narrow_fc, r"fc\.weight is \[32, 32\] and must be \[32, 64\]"),
+        (_poison, "up_proj.* not finite"),
+        (_empty, r"norm\.weight is all zero"),
+    ],
+)
+def test_unusable_weights_are_refused(
+    damage: Callable[[dict[str, torch.Tensor]], None], named: str, make: Callable[..., Export]
+) -> None:
+    export = make()
+    damage(export.weights)
+    with pytest.raises(DraftsmithError, match=named):
+        export.run()
+
+
+@pytest.mark.parametrize("layers", [(1, 6), (1, 1), (3, 1)])
+def test_layers_that_no_target_has_are_refused(layers: tuple[int, ...], make: Callable[..., Export]) -> None:
+    with pytest.raises(DraftsmithError, match="layers"):
+        make(layers=layers).run()
+
+
+def test_report_of_another_training_is_refused(make: Callable[..., Export]) -> None:
+    export = make()
+    export.report["fingerprint"] = "another"
+    with pytest.raises(DraftsmithError, match="another"):
+        export.run()
+
+
+def test_untrained_draft_depends_on_the_seed_alone(make: Callable[..., Export]) -> None:
+    export = make()
+    (export.folder / "target.json").write_text(json.dumps(export.target))
+
+    def weights(name: str) -> dict[str, torch.Tensor]:
+        paths = {"target": export.folder / "target.json", "vocabulary": export.folder / "vocabulary.safetensors"}
+        export_draft.untrained(export.config, **paths, layers=[1, 3], folder=export.folder / name)
+        return load_file(export.folder / name / "model.safetensors")
+
+    first, second = weights("one"), weights("two")
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert bool((first["norm.weight"] == 1).all())
+    export.config.train.seed = 5
+    assert not torch.equal(weights("three")["fc.weight"], first["fc.weight"])

@@ -1,0 +1,191 @@
+"""get_target: sizes, fingerprint, packages and sentences for what cannot be used."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftsmith import get_target
+from draftsmith.config import Config, parse
+from draftsmith.errors import DraftsmithError
+
+LLAMA = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 30, "hidden_size": 576,
+    "vocab_size": 49152, "torch_dtype": "bfloat16", "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def checkpoint(folder: Path, settings: dict[str, Any]) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer_config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(bytes(200_000))
+    return folder
+
+
+def config(source: str, **target: Any) -> Config:
+    return parse({"target": {"source": source, **target}}, "test")
+
+
+def get(tmp_path: Path, source: str, **target: Any) -> dict[str, Any]:
+    out = tmp_path / "target.json"
+    get_target.run(config(source, **target), cache=tmp_path / "cache", target=out)
+    return dict(json.loads(out.read_text()))
+
+
+def test_folder_is_used_in_place(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", LLAMA)
+    found = get(tmp_path, str(folder), trust_remote_code=True)
+    assert {key: found[key] for key in ("path", "num_layers", "hidden_size", "vocab_size", "torch_dtype")} == {
+        "path": str(folder), "num_layers": 30, "hidden_size": 576, "vocab_size": 49152,
+        "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    assert found["trust_remote_code"] is True
+    assert found["max_positions"] == 8192
+    assert found["multimodal"] is False
+    assert not (tmp_path / "cache").exists()
+
+
+def test_sizes_of_a_multimodal_target_come_from_its_text_config(tmp_path: Path) -> None:
+    text = {"num_hidden_layers": 61, "hidden_size": 7168, "vocab_size": 163840, "dtype": "bfloat16"}
+    settings = {
+        "model_type": "kimi_k25",
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "text_config": text,
+        "vision_config": {},
+    }
+    found = get(tmp_path, str(checkpoint(tmp_path / "m", settings)))
+    assert (found["num_layers"], found["hidden_size"], found["vocab_size"]) == (61, 7168, 163840)
+    assert found["multimodal"] is True
+
+
+def test_a_folder_needs_no_torch(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", LLAMA)
+    code = (
+        "import sys; from pathlib import Path; from draftsmith import get_target; from draftsmith.config import parse\n"
+        f"get_target.run(parse({{'target': {{'source': {str(folder)!r}}}}}, 'test'), cache=Path('c'), target=Path('t.json'))\n"
+        "print([name for name in ('torch', 'transformers', 'huggingface_hub') if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "change", ["config.json", "tokenizer.json", "chat_template.jinja", "size", "weights", "revision"]
+)
+def test_fingerprint_follows_what_matters(tmp_path: Path, change: str) -> None:
+    folder = checkpoint(tmp_path / "m", LLAMA)
+    before = get(tmp_path, str(folder))["fingerprint"]
+    assert get(tmp_path, str(folder))["fingerprint"] == before
+    (folder / "README.md").write_text("no part of it")
+    assert get(tmp_path, str(folder))["fingerprint"] == before
+    revision = None
+    weights = folder / "model.safetensors"
+    if change == "size":
+        weights.write_bytes(bytes(200_001))
+    elif change == "weights":
+        # Saved again after training: the same name and size.
+        weights.write_bytes(bytes(199_999) + b"1")
+    elif change == "revision":
+        revision = "abc"
+    else:
+        content = json.loads((folder / change).read_text()) if (folder / change).exists() else {}
+        (folder / change).write_text(json.dumps(content | {"new": 1}))
+    assert get(tmp_path, str(folder), revision=revision)["fingerprint"] != before
+
+
+def test_a_copied_folder_has_the_same_fingerprint(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", LLAMA)
+    copy = Path(shutil.copytree(folder, tmp_path / "elsewhere"))
+    assert get(tmp_path, str(folder))["fingerprint"] == get(tmp_path, str(copy))["fingerprint"]
+
+
+def test_sentences_for_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(DraftsmithError, match=r"/nowhere: no such folder; target\.source"):
+        get(tmp_path, "/nowhere")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(DraftsmithError, match=r"holds no config\.json; target\.source"):
+        get(tmp_path, str(empty))
+    (empty / "config.json").write_text("{")
+    with pytest.raises(DraftsmithError, match=r"config\.json: not valid JSON"):
+        get(tmp_path, str(empty))
+    (empty / "config.json").write_text(json.dumps(LLAMA))
+    (empty / "pytorch_model.bin").write_text("")
+    with pytest.raises(DraftsmithError, match=r"holds no \.safetensors files"):
+        get(tmp_path, str(empty))
+    (empty / "model.safetensors").write_text("")
+    with pytest.raises(DraftsmithError, match="holds no tokenizer files"):
+        get(tmp_path, str(empty))
+
+
+def test_a_download_that_is_not_complete_names_the_first_missing_file(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", LLAMA)
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(DraftsmithError, match=r"1 of 2 weight files .* model-00002\.safetensors"):
+        get(tmp_path, str(folder))
+
+
+def test_hub_snapshot_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    asked = {}
+
+    def snapshot_download(name: str, **options: Any) -> str:
+        asked.update(options, name=name)
+        return str(checkpoint(tmp_path / "0123abc", LLAMA))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    found = get(tmp_path, "org/model", revision="main")
+    assert found["revision"] == "0123abc"
+    assert (asked["name"], asked["revision"], asked["cache_dir"]) == ("org/model", "main", tmp_path / "cache" / "hub")
+    assert "*.bin" not in asked["allow_patterns"]
+
+
+def test_a_hub_that_is_out_of_reach_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def snapshot_download(*args: Any, **options: Any) -> str:
+        raise ConnectionError
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(
+        DraftsmithError,
+        match=r"target\.source org/model: no such folder, and the hub .* ConnectionError: no further text",
+    ):
+        get(tmp_path, "org/model")
+
+
+def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DraftsmithError, match="no Python package not_there is installed"):
+        get(tmp_path, "package:not_there")
+    package = tmp_path / "site" / "some_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(DraftsmithError, match=r"exactly one \.gguf file; found none"):
+        get(tmp_path, "package:some_model")
+    (package / "some.gguf").write_bytes(b"weights")
+    converted = []
+
+    def convert(file: Path, folder: Path) -> None:
+        converted.append(file.name)
+        folder.parent.mkdir(exist_ok=True)
+        checkpoint(folder, LLAMA)
+
+    monkeypatch.setattr(get_target, "_convert", convert)
+    first = get(tmp_path, "package:some_model")
+    assert get(tmp_path, "package:some_model") == first
+    assert converted == ["some.gguf"]
+    # No distribution has a version for it, so the file's own hash is in the folder's name.
+    assert Path(first["path"]).parent == tmp_path / "cache"
+    assert Path(first["path"]).name.startswith("some_model-")

@@ -1,0 +1,335 @@
+"""regenerate: the target's turns, what is kept and what is asked again. The engine is a stand-in that answers at once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import chats
+import pytest
+from draftsmith import regenerate, tokenize
+from draftsmith.chat import Chat
+from draftsmith.config import Config, parse
+from draftsmith.errors import DraftsmithError
+from draftsmith.regenerate import talks
+from draftsmith.regenerate.generator import Generated
+from draftsmith.regenerate.journal import Journal
+
+END = 1
+
+
+class Engine:
+    """Stands for vLLM: ``reply`` gives the answer's text to a prompt's; None dies, and a text that ends in '…' is cut."""
+
+    loads = 0
+    asked: list[str]
+    reply: Callable[[str], str | None]
+    tokenizer: Any
+
+    def __init__(self, config: Config, target: dict[str, Any], max_model_len: int, stops: Sequence[int]) -> None:
+        self.waiting: list[tuple[str, list[int], int]] = []
+        assert list(stops) == [END]
+
+    def __enter__(self) -> Engine:
+        Engine.loads += 1
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def add(self, request: str, prompt: Sequence[int], max_tokens: int, seed: int) -> None:
+        self.waiting.append((request, list(prompt), max_tokens))
+
+    def step(self) -> list[Generated]:
+        request, prompt, room = self.waiting.pop(0)
+        text = Engine.tokenizer.decode(prompt)
+        Engine.asked.append(text)
+        reply = Engine.reply(text)
+        if reply is None:
+            raise RuntimeError("the engine died")
+        if reply == "abort":
+            return [Generated(request, [], "abort")]
+        ids = Engine.tokenizer(reply.removesuffix("…"), add_special_tokens=False)["input_ids"]
+        cut = reply.endswith("…") or len(ids) >= room
+        return [Generated(request, ids[:room] if cut else [*ids, END], "length" if cut else "stop")]
+
+
+class Bench:
+    def __init__(self, folder: Path, template: str) -> None:
+        self.folder = folder
+        Engine.tokenizer = chats.fast(template)
+        Engine.tokenizer.save_pretrained(folder / "model")
+        described = {
+            "path": str(folder / "model"), "trust_remote_code": False, "fingerprint": "mine", "torch_dtype": "float32",
+            "max_positions": 4096, "vocab_size": 320,
+        }  # fmt: skip
+        (folder / "target.json").write_text(json.dumps(described))
+
+    def config(self, dropped: float, **settings: Any) -> Config:
+        return parse(
+            {
+                "data": {"sources": [{"path": str(self.folder / "data.jsonl")}], "max_dropped_fraction": dropped},
+                "regenerate": {"enabled": True, "max_tokens": 64, **settings},
+                "tokenize": {"max_length": 200, "min_supervised_tokens": 1},
+                "engine": {"max_num_seqs": 2},
+            },
+            "test",
+        )
+
+    def run(self, rows: list[dict[str, Any]], dropped: float = 1.0, **settings: Any) -> dict[str, Any]:
+        (self.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        regenerate.run(
+            self.config(dropped, **settings),
+            target=self.folder / "target.json",
+            workdir=self.folder / "work",
+            conversations=self.folder / "out.jsonl",
+            report=self.folder / "out.json",
+        )
+        return dict(json.loads((self.folder / "out.json").read_text()))
+
+    @property
+    def written(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
+
+    def texts(self) -> list[list[str]]:
+        return [[f"{message['role'][0]}: {message['content']}" for message in row["messages"]] for row in self.written]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Bench]:
+    monkeypatch.setattr(regenerate, "Generator", Engine)
+    monkeypatch.setattr(regenerate.engine, "check_granted", lambda config, granted: None)
+    Engine.loads, Engine.asked = 0, []
+    Engine.reply = staticmethod(lambda prompt: "to " + prompt.split("user\n")[-1].split("<|im_end|>")[0])
+    return lambda template: Bench(tmp_path, template)
+
+
+@pytest.fixture
+def bench(make: Callable[[str], Bench]) -> Bench:
+    return make(chats.CHATML)
+
+
+def row(*roles_and_texts: str, **more: Any) -> dict[str, Any]:
+    """Messages from 'u: text', 'a: text', 's: text' and 't: text'."""
+    names = {"u": "user", "a": "assistant", "s": "system", "t": "tool"}
+    return {"messages": [{"role": names[text[0]], "content": text[3:]} for text in roles_and_texts], **more}
+
+
+def test_turn_by_turn(bench: Bench) -> None:
+    report = bench.run([
+        row("s: be", "u: one", "a: source's", "u: two", "a: source's", id="a", domain="x"),
+        row("u: three", "u: four", id="b", split="train"),
+    ])  # fmt: skip
+    assert bench.texts() == [
+        ["s: be", "u: one", "a: to one", "u: two", "a: to two"],
+        ["u: three", "a: to three", "u: four", "a: to four"],
+    ]
+    first, second = bench.written
+    assert (first["id"], first["domain"], second["split"]) == ("a", "x", "train")
+    ids = [[*Engine.tokenizer(f"to {word}", add_special_tokens=False)["input_ids"], END] for word in ("one", "two")]
+    assert first["generated"] == {"fingerprint": "mine", "finish_reasons": ["stop", "stop"], "token_ids": ids}
+    # The second question comes with the target's own first answer before it.
+    assert any("to one<|im_end|>\n<|im_start|>user\ntwo" in asked for asked in Engine.asked)
+    assert not any("source's" in asked for asked in Engine.asked)
+    assert (report["kept"], report["answers"], report["finish_reasons"], report["dropped"]) == (2, 4, {"stop": 4}, {})
+    assert report["generated_tokens"] == report["answer_tokens"] > 0
+
+
+def test_asking_again_sends_nothing(bench: Bench) -> None:
+    rows = [row(f"u: q{n}") for n in range(5)]
+    bench.run(rows)
+    before = bench.written
+    asked = len(Engine.asked)
+    report = bench.run(rows)
+    assert (Engine.loads, len(Engine.asked)) == (1, asked)
+    assert bench.written == before
+    assert report["reused"] == 5
+    # A new question is asked alone, and an order of its own has no effect.
+    bench.run([row("u: new"), *rows[::-1]])
+    assert (Engine.loads, len(Engine.asked)) == (2, asked + 1)
+    assert [texts[0] for texts in bench.texts()] == ["u: new", "u: q4", "u: q3", "u: q2", "u: q1", "u: q0"]
+    # Answers do not change what is asked.
+    bench.run([row("u: q1", "a: the source's other answer")])
+    assert Engine.loads == 2
+
+
+@pytest.mark.parametrize("change", ["temperature", "template", "target"])
+def test_what_changes_answers_asks_again(bench: Bench, change: str) -> None:
+    bench.run([row("u: q")])
+    settings = {"temperature": 0.5} if change == "temperature" else {}
+    if change == "template":
+        Engine.tokenizer.chat_template = chats.CHATML + " "
+        Engine.tokenizer.save_pretrained(bench.folder / "model")
+    if change == "target":
+        target = json.loads((bench.folder / "target.json").read_text())
+        (bench.folder / "target.json").write_text(json.dumps(target | {"fingerprint": "other"}))
+    bench.run([row("u: q")], **settings)
+    assert Engine.loads == 2
+
+
+def test_what_was_answered_before_the_engine_died_is_kept(bench: Bench) -> None:
+    rows = [row(f"u: q{n}") for n in range(8)]
+    Engine.reply = staticmethod(lambda prompt: None if "q5" in prompt else "fine")
+    with pytest.raises(RuntimeError, match="the engine died"):
+        bench.run(rows)
+    assert not (bench.folder / "out.jsonl").exists()
+    Engine.reply = staticmethod(lambda prompt: "fine")
+    Engine.asked = []
+    report = bench.run(rows)
+    assert report["reused"] == 5
+    assert len(Engine.asked) == 3
+    assert len(bench.written) == 8
+
+
+def test_cut_answers(bench: Bench) -> None:
+    Engine.reply = staticmethod(
+        lambda prompt: "it is…" if prompt.endswith("q<|im_end|>\n<|im_start|>assistant\n") else "fine"
+    )
+    rows = [row("u: q", "u: r"), row("u: r", "u: q"), row("u: x")]
+    report = bench.run(rows)
+    assert bench.written[0]["messages"][1] == {"role": "assistant", "content": "it is", "truncated": True}
+    assert bench.written[0]["generated"]["finish_reasons"] == ["length", "stop"]
+    assert report["finish_reasons"] == {"length": 2, "stop": 3}
+    report = bench.run(rows, keep_truncated=False)
+    # Nothing follows an answer that is not kept; what came before stays.
+    assert bench.texts() == [["u: r", "a: fine"], ["u: x", "a: fine"]]
+    assert report["dropped"] == {"truncated": 1}
+    assert report["shortened"] == {"truncated": 1}
+
+
+def test_empty_answers(bench: Bench) -> None:
+    Engine.reply = staticmethod(lambda prompt: "" if "q<|im_end|>" in prompt else "fine")
+    report = bench.run([row("u: q", "u: r"), row("u: r", "u: q")])
+    assert bench.texts() == [["u: r", "a: fine"]]
+    assert (report["dropped"], report["shortened"]) == ({"empty_answer": 1}, {"empty_answer": 1})
+    with pytest.raises(DraftsmithError, match=r"1 of 2 conversations cannot be used.*empty_answer 1"):
+        bench.run([row("u: q", "u: r"), row("u: r", "u: q")], dropped=0.1)
+
+
+def test_failures_keep_their_cause_and_are_asked_again(bench: Bench) -> None:
+    rows = [row("u: q", id="a"), row("u: r", id="b")]
+    Engine.reply = staticmethod(lambda prompt: "abort" if "q<|im_end|>" in prompt else "fine")
+    report = bench.run(rows)
+    assert report["dropped"] == {"failed": 1}
+    [failed] = report["failed"]
+    assert (failed["conversation_id"], failed["turn"]) == ("a", 1)
+    assert "'abort'" in failed["error"]
+    Engine.reply = staticmethod(lambda prompt: "fine")
+    assert bench.run(rows)["failed"] == []
+    assert len(bench.written) == 2
+
+
+def test_a_request_that_the_engine_refuses(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def add(self: Engine, request: str, prompt: Sequence[int], max_tokens: int, seed: int) -> None:
+        raise ValueError("no such token")
+
+    monkeypatch.setattr(Engine, "add", add)
+    with pytest.raises(DraftsmithError, match=r"1 of 1 conversations cannot be used.*ValueError: no such token"):
+        bench.run([row("u: q")], dropped=0.5)
+
+
+def test_reasons(bench: Bench) -> None:
+    report = bench.run(
+        [row("u: q"), row("u: q", "a: x"), row("s: only"), row("u: " + "z" * 300), {"messages": [{"role": "critic"}]}]
+    )
+    assert report["dropped"] == {"duplicate": 1, "no_question": 1, "unknown_role": 1, "prompt_too_long": 1}
+    assert report["kept"] == 1
+
+
+def test_a_template_that_refuses(make: Callable[[str], Bench]) -> None:
+    strict = "{% if messages | length > 1 %}{{ raise_exception('one only') }}{% endif %}" + chats.CHATML
+    report = make(strict).run([row("u: q", "u: r"), row("s: be", "u: q")])
+    assert report["shortened"] == {"template_refused": 1}
+    assert report["dropped"] == {"template_refused": 1}
+
+
+def test_reasoning_goes_the_whole_way(make: Callable[[str], Bench]) -> None:
+    bench = make(chats.QWEN)
+    Engine.reply = staticmethod(lambda prompt: "<think>\nhm\n</think>\n\nfine")
+    bench.run([row("u: q", "u: r", id="a")])
+    assert bench.written[0]["messages"][1] == {"role": "assistant", "content": "fine", "reasoning_content": "hm"}
+    # As it is served, the next prompt has the answer without the reasoning.
+    assert Engine.asked[1].startswith("<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\nfine<|im_end|>")
+    out = {name: bench.folder / name for name in ("rows", "prompts", "report")}
+    tokenize.run(
+        bench.config(0.0), target=bench.folder / "target.json", conversations=bench.folder / "out.jsonl", **out
+    )
+    import pandas as pd
+
+    rows = pd.read_parquet(out["rows"])
+    asked = [Engine.tokenizer(text, add_special_tokens=False)["input_ids"] for text in Engine.asked]
+    ids = bench.written[0]["generated"]["token_ids"]
+    assert [list(ids) for ids in rows.input_ids] == [[*asked[0], *ids[0]], [*asked[1], *ids[1]]]
+
+
+@pytest.mark.parametrize(
+    ("given", "cut"),
+    [
+        (["u: a"], [["a"]]),
+        (["s: s", "u: a", "a: x", "u: b"], [["s", "a"], ["b"]]),
+        (["u: a", "u: b"], [["a"], ["b"]]),
+        (["a: hello", "u: a", "a: x"], [["a"]]),
+        # Replies to two calls at once, and to two calls after one another.
+        (["u: a", "a: x", "t: 1", "t: 2", "a: y"], [["a"], ["1", "2"]]),
+        (["u: a", "a: x", "t: 1", "a: y", "t: 2", "a: z"], [["a"], ["1"], ["2"]]),
+        (["u: a", "a: x", "s: late"], [["a"]]),
+        (["s: s"], []),
+    ],
+)
+def test_questions(given: list[str], cut: list[list[str]]) -> None:
+    assert [[message["content"] for message in part] for part in talks.questions(row(*given)["messages"])] == cut
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "content", "reasoning"),
+    [
+        ("fine", False, "fine", ""),
+        ("<think>\nhm\n</think>\n\nfine", False, "fine", "hm"),
+        ("hm</think>fine", True, "fine", "hm"),
+        ("hm\n</think>\n\nfine", True, "fine", "hm"),
+        ("still thin", True, "", "still thin"),
+        ("<think>still", False, "", "still"),
+        ("say </think> aloud", False, "say </think> aloud", ""),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>fine",
+            False,
+            "fine",
+            "hm",
+        ),
+        ("<|channel|>analysis<|message|>still", False, "", "still"),
+    ],
+)
+def test_split_reasoning(text: str, opened: bool, content: str, reasoning: str) -> None:
+    assert talks.split_reasoning(text, opened=opened) == (content, reasoning)
+
+
+def test_seeds_are_the_conversations_own() -> None:
+    one, two = (talks.start(chats.talk(text)) for text in ("a", "b"))
+    assert one.seed(0) == talks.start(chats.talk("a", "an answer")).seed(0)
+    assert len({one.seed(0), one.seed(1), two.seed(0)}) == 3
+    one.answers.append({})
+    assert one.seed(0) != talks.start(chats.talk("a")).seed(0)
+
+
+def test_answer_keeps_what_is_no_end_of_turn() -> None:
+    chat = Chat(chats.slow(chats.CHATML), {})
+    found = talks.answer(chat, "", [72, 105, 1001], "stop", chat.end_ids)
+    assert found == {"content": "Hi", "token_ids": [72, 105, 1001], "finish_reason": "stop"}
+    assert talks.answer(chat, "", [72, 105], "length", chat.end_ids)["content"] == "Hi"
+
+
+def test_journal(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.add([])
+    journal.add([{"key": "a", "text": "ü"}, {"key": "b"}])
+    journal.add([{"key": "c"}])
+    again = Journal(tmp_path / "j")
+    assert len(again) == 3
+    assert again.get("a") == {"key": "a", "text": "ü"}
+    assert again.get("c") == {"key": "c"}
+    assert "d" not in again
+    # What was being written when the power failed has another name and is not read.
+    (tmp_path / "j" / ".part-x.jsonl.1234.tmp").write_text('{"key": "d"')
+    assert len(Journal(tmp_path / "j")) == 3

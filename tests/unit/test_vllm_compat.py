@@ -1,0 +1,66 @@
+"""The interfaces of vLLM that the workflow leans on, each by name: a release that moves one fails here and not after a load."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+vllm = pytest.importorskip("vllm")
+
+
+def test_model_runners_have_what_the_extension_wraps() -> None:
+    from vllm.v1.worker.gpu.model_runner import GPUModelRunner as V2
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner as V1
+
+    for runner in (V1, V2):
+        for method in ("execute_model", "sample_tokens", "get_model"):
+            assert callable(getattr(runner, method)), f"{runner} has no {method}"
+        assert list(inspect.signature(runner.execute_model).parameters)[:2] == ["self", "scheduler_output"]
+
+
+def test_the_schedulers_output_tells_lengths_and_starts() -> None:
+    from vllm.v1.core.sched.output import CachedRequestData, NewRequestData, SchedulerOutput
+
+    fields = set(SchedulerOutput.__annotations__)
+    assert {
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "num_scheduled_tokens",
+        "total_num_scheduled_tokens",
+    } <= fields
+    assert {"req_id", "num_computed_tokens"} <= set(NewRequestData.__annotations__)
+    assert {"req_ids", "num_computed_tokens"} <= set(CachedRequestData.__annotations__)
+
+
+def test_batches_name_their_requests() -> None:
+    from vllm.v1.worker.gpu.input_batch import InputBatch as V2
+    from vllm.v1.worker.gpu_input_batch import InputBatch as V1
+
+    assert {"req_ids", "num_reqs", "input_ids"} <= set(V2.__annotations__)
+    assert isinstance(V1.req_ids, property)
+    assert isinstance(V1.num_reqs, property)
+
+
+def test_models_offer_the_eagle3_interface() -> None:
+    from vllm.model_executor.models.interfaces import supports_eagle3
+    from vllm.model_executor.models.llama import LlamaForCausalLM
+    from vllm.model_executor.models.mixtral import MixtralForCausalLM
+
+    assert supports_eagle3(LlamaForCausalLM)
+    assert list(inspect.signature(LlamaForCausalLM.set_aux_hidden_state_layers).parameters)[:2] == ["self", "layers"]
+    assert not supports_eagle3(MixtralForCausalLM), "Mixtral has learnt it: the hooks need another example"
+
+
+def test_the_engine_is_fed_by_steps() -> None:
+    from vllm import LLM
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    assert list(inspect.signature(LLMEngine.add_request).parameters)[1:4] == ["request_id", "prompt", "params"]
+    assert callable(LLMEngine.step)
+    assert callable(LLM.collective_rpc)
+    assert callable(LLM.get_metrics)
+    assert "worker_extension_cls" in inspect.signature(vllm.EngineArgs).parameters
+    from vllm.distributed import get_tensor_model_parallel_rank
+
+    assert callable(get_tensor_model_parallel_rank)

@@ -1,0 +1,149 @@
+"""What the Snakefile is told: settings of each stage, and one name for rule, file, command and module."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from draftsmith import cli, config
+from draftsmith.config import Config
+from draftsmith.errors import DraftsmithError
+from draftsmith.workflow import SECTIONS, Plan
+
+# They take no settings: their output follows from their inputs alone.
+WITHOUT_SETTINGS = {"merge_manifest"}
+
+
+def plan(**sections: Any) -> Plan:
+    return Plan(Config.model_validate(sections))
+
+
+def rule_files(repo: Path) -> dict[str, str]:
+    """Text of each rule's file by its name."""
+    return {path.stem: path.read_text() for path in (repo / "workflow/rules").glob("*.smk") if path.stem != "common"}
+
+
+def test_a_rule_its_file_its_command_and_its_module_share_one_name(repo: Path) -> None:
+    files = rule_files(repo)
+    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    assert set(files) == set(SECTIONS) | WITHOUT_SETTINGS
+    assert {name.replace("-", "_") for name in commands} == set(files)
+    for name, text in files.items():
+        assert re.findall(r"^rule (\w+):", text, re.M) == [name]
+        assert f"python -m draftsmith {name.replace('_', '-')} " in text
+        assert importlib.util.find_spec(f"draftsmith.{name}"), name
+
+
+def test_every_rule_file_is_included_once_and_tells_what_it_needs(repo: Path) -> None:
+    included = re.findall(r'^include: "workflow/rules/(\w+)\.smk"$', (repo / "Snakefile").read_text(), re.M)
+    files = rule_files(repo)
+    assert sorted(included) == sorted([*files, "common"])
+    for name, text in files.items():
+        assert text.startswith(f'"""{name}: '), name
+        assert "\nREQUIRED INPUTS: " in text, name
+        assert "\nOUTPUTS: " in text, name
+        assert re.search(rf'^rule {name}:\n    """\S', text, re.M), f"{name} has no docstring"
+
+
+def test_a_rule_takes_the_settings_of_its_own_stage(repo: Path) -> None:
+    for name, text in rule_files(repo).items():
+        assert re.findall(r'PLAN\.settings\("(\w+)"\)', text) == ([] if name in WITHOUT_SETTINGS else [name])
+
+
+def known(keys: Any, values: Any) -> bool:
+    """Whether ``keys``, as pydantic's ``include`` has them, are keys of ``values``."""
+    return keys is True or all(
+        key in values and (isinstance(keys, set) or known(keys[key], values[key])) for key in keys
+    )
+
+
+@pytest.mark.parametrize("stage", sorted(SECTIONS))
+def test_the_settings_of_a_stage_are_keys_of_the_config(stage: str) -> None:
+    assert known(SECTIONS[stage], Config().model_dump())
+    assert "engine" not in SECTIONS[stage], "how the engine runs changes no result"
+
+
+def test_every_section_is_some_stages_business() -> None:
+    used = {section for keys in SECTIONS.values() for section in keys}
+    sections = {name for name, value in Config().model_dump().items() if isinstance(value, dict)}
+    assert used == sections - {"engine"}
+
+
+@pytest.mark.parametrize("stage", sorted(SECTIONS))
+def test_a_stage_reads_its_settings_back(stage: str) -> None:
+    given = plan(name="trial", target={"layers": [1, 2]}, train={"learning_rate": 3e-4}, vocabulary={"size": 100})
+    values = json.loads(given.settings(stage))
+    assert set(values) == {"name", *SECTIONS[stage]}
+    read = config.settings(given.settings(stage)).model_dump(mode="json", include=SECTIONS[stage])
+    assert read == {name: value for name, value in values.items() if name != "name"}
+
+
+def changed(**sections: Any) -> set[str]:
+    """Stages whose params are others than the default's."""
+    return {stage for stage in SECTIONS if plan(**sections).settings(stage) != plan().settings(stage)}
+
+
+@pytest.mark.parametrize(
+    ("sections", "stages"),
+    [
+        ({"engine": {"tp": 8, "max_num_seqs": 1, "args": {"seed": 1}}}, set()),
+        ({"report": {"title": "Mine"}}, {"report"}),
+        ({"vocabulary": {"size": 100}}, {"map_vocabulary"}),
+        ({"target": {"layers": [1, 2]}}, {"preflight", "extract_shard"}),
+        ({"evaluate": {"k": 5}}, {"evaluate_draft"}),
+        ({"tokenize": {"seed": 1}}, {"tokenize"}),
+    ],
+)
+def test_a_changed_key_is_the_business_of_few(sections: dict[str, Any], stages: set[str]) -> None:
+    assert changed(**sections) == stages
+
+
+def test_training_settings_leave_the_states_alone() -> None:
+    assert not changed(train={"learning_rate": 3e-4}) & {
+        "get_target",
+        "tokenize",
+        "preflight",
+        "extract_shard",
+        "map_vocabulary",
+    }
+    assert "train_draft" in changed(train={"learning_rate": 3e-4})
+
+
+def test_settings_do_not_depend_on_the_order_of_keys() -> None:
+    first = plan(tokenize={"template_args": {"a": 1, "b": 2}})
+    second = plan(tokenize={"template_args": {"b": 2, "a": 1}})
+    assert first.settings("tokenize") == second.settings("tokenize")
+
+
+@pytest.mark.parametrize(("engine", "gpus"), [({"device": "cpu", "tp": 2}, 0), ({"tp": 8}, 8), ({"device": "cuda"}, 1)])
+def test_gpus(engine: dict[str, Any], gpus: int) -> None:
+    assert plan(engine=engine).gpus == gpus
+
+
+def test_sources_are_files_in_a_steady_order(tmp_path: Path) -> None:
+    (tmp_path / "folder/deep").mkdir(parents=True)
+    for name in ("one.jsonl", "folder/b.jsonl", "folder/deep/a.jsonl"):
+        (tmp_path / name).touch()
+    paths = [str(tmp_path / "one.jsonl"), str(tmp_path / "folder"), "hub:someone/something"]
+    assert plan(data={"sources": [{"path": path} for path in paths]}).sources == [
+        f"{tmp_path}/one.jsonl", f"{tmp_path}/folder/b.jsonl", f"{tmp_path}/folder/deep/a.jsonl"
+    ]  # fmt: skip
+
+
+def test_a_missing_source_is_named_with_its_key() -> None:
+    values = {"data": {"sources": [{"path": "hub:someone/something"}, {"path": "nowhere.jsonl"}]}}
+    with pytest.raises(DraftsmithError) as error:
+        Plan.of(values, ["my.yaml"])
+    assert str(error.value) == "nowhere.jsonl: no such file or folder; correct the config key data.sources.1.path"
+
+
+def test_a_fault_names_the_file_given_last() -> None:
+    with pytest.raises(DraftsmithError, match=r"^my\.yaml: trian is no known key"):
+        Plan.of({"trian": 1}, ["config/config.yaml", "my.yaml"])
+    with pytest.raises(DraftsmithError, match=r"^the config: trian is no known key"):
+        Plan.of({"trian": 1}, [])
