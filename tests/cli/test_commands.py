@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from draftsmith import dag_picture
 from draftsmith.config import Config
 from draftsmith.report import dag

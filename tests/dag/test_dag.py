@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from draftsmith import cli
 from snakemake.api import SnakemakeApi
 from snakemake.settings.types import (
     ConfigSettings,
@@ -21,6 +20,8 @@ from snakemake.settings.types import (
     ResourceSettings,
     StorageSettings,
 )
+
+from draftsmith import cli
 
 REPO = Path(__file__).resolve().parents[2]
 ONCE = {

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tiny
 import torch
+
+import tiny
 from draftsmith import extract_shard, store
 from draftsmith.config import Config, parse
 

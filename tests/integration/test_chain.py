@@ -7,8 +7,9 @@ import sys
 from typing import Any
 
 import pytest
-import tiny
 import yaml
+
+import tiny
 from chain import Run, config, conversations
 
 

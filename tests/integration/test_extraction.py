@@ -10,15 +10,16 @@ import time
 from pathlib import Path
 
 import pytest
-import tiny
 import torch
+from transformers import AutoModelForCausalLM
+
+import tiny
 from draftsmith import store
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import publish
 from draftsmith.extract_shard.capture import Capture
 from draftsmith.extract_shard.driver import ExtractionFailed
 from extraction import extract, reader, rows_of, settings, worst_error, write_rows
-from transformers import AutoModelForCausalLM
 
 LENGTHS = [1, 5, 17, 300, 600]
 

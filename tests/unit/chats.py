@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from draftsmith.chat import Chat
-from draftsmith.conversations import Conversation
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizer, PreTrainedTokenizerFast
+
+from draftsmith.chat import Chat
+from draftsmith.conversations import Conversation
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from draftsmith import clean_gpus, hardware
 from draftsmith.clean_gpus import MARK, Holder
 from draftsmith.config import Config, parse

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftsmith import config
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError

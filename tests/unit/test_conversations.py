@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftsmith.config import Source
 from draftsmith.conversations import Conversation, DropCount, Dropped, Unusable, normalise, read_conversations
 from draftsmith.errors import DraftsmithError

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+
 from draftsmith import export_draft
 from draftsmith.config import Config, parse
 from draftsmith.draft.config import draft_shape
 from draftsmith.draft.initial import initial_draft
 from draftsmith.errors import DraftsmithError
-from safetensors.torch import load_file, save_file
 
 LLAMA3 = {
     "rope_type": "llama3",

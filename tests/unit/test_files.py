@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from draftsmith import files
 from draftsmith.errors import DraftsmithError
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftsmith import get_target
 from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError

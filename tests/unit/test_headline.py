@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftsmith.headline import headline
 
 EVALUATION: dict[str, Any] = {

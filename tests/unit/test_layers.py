@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from draftsmith.errors import DraftsmithError
 from draftsmith.layers import resolve_layers
 

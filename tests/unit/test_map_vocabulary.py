@@ -10,10 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from safetensors.numpy import load_file
+
 from draftsmith import map_vocabulary
 from draftsmith.config import parse
 from draftsmith.errors import DraftsmithError
-from safetensors.numpy import load_file
 
 
 def counts(given: dict[int, int], total: int = 12) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import chats
 import pytest
+
+import chats
 from chats import chat, slow, talk
 from draftsmith.chat import Chat
 from draftsmith.conversations import Conversation, Unusable

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+
 from draftsmith import merge_manifest
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json, write_json

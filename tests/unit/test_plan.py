@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import plan
 from draftsmith.extract_shard.plan import PlannedRow

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import chats
 import pytest
+
+import chats
 from draftsmith import regenerate, tokenize
 from draftsmith.chat import Chat
 from draftsmith.config import Config, parse

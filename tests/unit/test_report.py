@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftsmith import report
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError

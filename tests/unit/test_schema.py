@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel
+
 from draftsmith import schema
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
-from pydantic import BaseModel
 
 
 @pytest.fixture

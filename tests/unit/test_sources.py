@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from draftsmith.config import Source
 from draftsmith.errors import DraftsmithError
 from draftsmith.sources import default_domain, read_source

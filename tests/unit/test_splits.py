@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 
 import pytest
+
 from draftsmith.splits import Group, assign, share
 
 

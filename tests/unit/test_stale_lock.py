@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from draftsmith import stale_lock
 from draftsmith.errors import DraftsmithError
 

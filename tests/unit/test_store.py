@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from draftsmith import store
-from draftsmith.store import BatchHeader, StoreError, StoreReader
 from safetensors import safe_open
 from torch import Tensor
+
+from draftsmith import store
+from draftsmith.store import BatchHeader, StoreError, StoreReader
 
 LAYERS, WIDTH = [1, 2, 5], 6
 KEY = store.fingerprint("target", LAYERS, "float32")

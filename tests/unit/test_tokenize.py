@@ -7,10 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import chats
 import numpy as np
 import pandas as pd
 import pytest
+
+import chats
 from draftsmith import make_rows, tokenize
 from draftsmith.config import parse
 from draftsmith.errors import DraftsmithError

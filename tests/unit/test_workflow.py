@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import typer
+
 from draftsmith import cli, config
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError

@@ -23,6 +23,8 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_COLOR": "0",
         "VLLM_CONFIGURE_LOGGING": "1",
+        # A forked worker cannot use CUDA when this process has touched it.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # An 18-minute load must not end as 'engine not ready'.
         "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
         "PYTHONFAULTHANDLER": "1",
@@ -44,7 +46,8 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         defaults["OMP_WAIT_POLICY"] = "PASSIVE"
     if scratch is not None:
         scratch.mkdir(parents=True, exist_ok=True)
-        defaults["VLLM_RPC_BASE_PATH"] = str(scratch)
+        # Never an inherited one: the folder of an earlier run is gone.
+        os.environ["VLLM_RPC_BASE_PATH"] = str(scratch)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     # With it vLLM refuses to start or leaks into the KV cache's accounting; a training stage may have set it.

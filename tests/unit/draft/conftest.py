@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from draftsmith.draft.config import DraftShape
 from draftsmith.draft.initial import initial_draft
 from draftsmith.draft.model import Eagle3Draft

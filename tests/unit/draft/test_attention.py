@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+
 from draftsmith.draft import attention
 from draftsmith.draft.attention import Segment, dense_attention, prefix_attention
-from torch import Tensor
 
 # Two rows: 3 queries on 5 keys, 2 queries on 4 keys, the second row's queries not on its last key.
 SEGMENTS = [Segment(0, 3, 0, 5), Segment(3, 5, 5, 9)]

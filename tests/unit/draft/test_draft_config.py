@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftsmith.config import Train
 from draftsmith.draft.config import DraftShape, draft_shape
 from draftsmith.errors import DraftsmithError

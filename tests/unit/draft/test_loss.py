@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from draftsmith.draft import loss as loss_module
 from draftsmith.draft.config import DraftShape
 from draftsmith.draft.loss import Loss, eager_loss, fast_loss
@@ -15,7 +17,6 @@ from draftsmith.draft.teacher import Teacher
 from draftsmith.errors import DraftsmithError
 from draftsmith.train_draft.dataset import Example
 from draftsmith.train_draft.packing import Pack, collate
-from torch import Tensor
 
 
 def test_by_hand(make_shape: Callable[..., DraftShape]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from draftsmith.draft.metrics import Tally
 
 # Five slots with depths 3 3 2 1 3.

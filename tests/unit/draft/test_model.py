@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+
 from draftsmith.draft.config import DraftShape
 from draftsmith.draft.model import Eagle3Draft
 from draftsmith.train_draft.dataset import Example
 from draftsmith.train_draft.packing import Pack, collate
-from torch import Tensor
 
 LLAMA3 = {
     "rope_type": "llama3",

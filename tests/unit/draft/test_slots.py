@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from draftsmith.draft.config import DraftShape
 from draftsmith.draft.slots import counted_slots, counts, left_at
 from draftsmith.train_draft.packing import collate

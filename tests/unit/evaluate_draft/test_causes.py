@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from draftsmith.evaluate_draft.causes import likely_causes
 from draftsmith.evaluate_draft.counts import Counts
-from safetensors.torch import save_file
 
 TARGET = {"vocab_size": 100, "max_positions": 8192}
 NEAR_ONE = Counts(drafts=100, draft_tokens=300, accepted=2, per_position=[2, 0, 0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+
 from draftsmith.evaluate_draft.counts import Counts
 
 

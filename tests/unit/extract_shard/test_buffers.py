@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from draftsmith import store
 from draftsmith.extract_shard.buffers import OpenBatch, Writer
 

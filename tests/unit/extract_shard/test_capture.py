@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from draftsmith.extract_shard.capture import decoder_layers, stream
 from torch import Tensor, nn
+
+from draftsmith.extract_shard.capture import decoder_layers, stream
 
 HIDDEN, RESIDUAL = torch.arange(6.0).view(2, 3), torch.ones(2, 3)
 

@@ -13,10 +13,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
+
 from draftsmith import store, train_draft
 from draftsmith.config import Config, parse
 from draftsmith.files import read_json
-from safetensors.torch import save_file
 
 VOCAB, WIDTH, LAYERS = 48, 32, [1, 2, 3]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from draftsmith.train_draft.packing import epoch_packs, make_plan, pack_rows
 
 LENGTHS = [5, 3, 9, 4, 7, 2, 6, 8, 1, 10, 3, 5]

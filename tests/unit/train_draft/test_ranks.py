@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from draftsmith import train_draft
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json

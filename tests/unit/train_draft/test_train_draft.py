@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+
 from draftsmith.errors import DraftsmithError
 from draftsmith.train_draft import checkpoints, fingerprint
 from draftsmith.train_draft import trainer as trainer_module
 from draftsmith.train_draft.dataset import Row
-from safetensors.torch import load_file
 
 Make = Callable[..., Any]
 
