@@ -28,7 +28,6 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         # An 18-minute load must not end as 'engine not ready'.
         "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
         "PYTHONFAULTHANDLER": "1",
-        "TORCH_SHOW_CPP_STACKTRACES": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if _on_cpu(config):
@@ -42,8 +41,6 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         if config.engine.tp > 1:
             binding = "|".join(",".join(str(core) for core in group) for group in groups)
         defaults["VLLM_CPU_OMP_THREADS_BIND"] = binding
-        # A thread that waits must not spin on a core that another program needs; measured no slower on an idle machine.
-        defaults["OMP_WAIT_POLICY"] = "PASSIVE"
     if scratch is not None:
         scratch.mkdir(parents=True, exist_ok=True)
         # Never an inherited one: the folder of an earlier run is gone.

@@ -201,12 +201,20 @@ def test_failed_rows_are_left_out_and_lost_ones_refused(
     assert "1 rows without states" in capsys.readouterr().err
 
 
-def test_states_of_other_layers_are_refused(make_run: Make) -> None:
+def test_states_of_another_width_are_refused(make_run: Make) -> None:
     run = make_run()
     path = run.folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"layers": [1, 2, 4]}))
-    with pytest.raises(DraftsmithError, match="layers"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 64}))
+    with pytest.raises(DraftsmithError, match="64 wide, the target 32"):
         run.train()
+
+
+def test_layers_are_those_of_the_states(make_run: Make) -> None:
+    """target.json says nothing of layers; the draft, and its report, take the manifest's."""
+    run = make_run(validation=0)
+    assert "layers" not in json.loads((run.folder / "target.json").read_text())
+    assert run.train(max_steps=1)["layers"] == [1, 2, 3]
+    assert load_file(run.folder / "out" / "draft.safetensors")["fc.weight"].shape == (32, 96)
 
 
 def test_frozen_head_stays(make_run: Make) -> None:
@@ -277,6 +285,7 @@ def test_fingerprint_follows_what_changes_the_result(make_run: Make) -> None:
         key(settings=run.config(norm_output=True).train),
         key(target=target | {"fingerprint": "0"}),
         key(manifest=manifest | {"fingerprint": "1"}),
+        key(manifest=manifest | {"layers": [1, 2, 4]}),
         key(rows=[Row("a", 9, (3,), (8,))]),
         key(rows=[*rows, Row("b", 9, (3,), (9,))]),
         key(d2t=torch.arange(5)),

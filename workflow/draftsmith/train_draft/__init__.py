@@ -183,7 +183,7 @@ def fingerprint(
         "settings": settings.model_dump(mode="json", exclude=_WATCHING),
         "target": target["fingerprint"],
         "states": manifest["fingerprint"],
-        "layers": target["layers"],
+        "layers": manifest["layers"],
         "dtype": dtype,
         "world_size": world_size,
     }
