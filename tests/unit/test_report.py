@@ -74,7 +74,7 @@ REPORTS: dict[str, dict[str, Any]] = {
         "per_position": [0.5, 0.2, 0.05], "per_domain": {EVIL: {"prompts": 4, "acceptance_length": 1.75, "drafts": 100, "accepted": 75,
                                                                  "per_position": [0.5, 0.2, 0.05]}},
         "tokens_per_second": {"plain": 40.0, "draft": 50.0}, "speedup": 1.25, "requests_at_once": 4, "outputs_equal": True, "differing": [],
-        "untrained": {"acceptance_length": 1.02, "per_position": [0.02, 0.0, 0.0]}, "gate": {"minimum": 1.4, "passed": True, "causes": []},
+        "untrained": {"prompts": 16, "acceptance_length": 1.02, "per_position": [0.02, 0.0, 0.0]}, "gate": {"minimum": 1.4, "passed": True, "causes": []},
         "versions": {"draftsmith": "0.1.0", "vllm": "0.32.0", "torch": "2.13.0", "transformers": "5.19.0"},
     },
 }  # fmt: skip
@@ -159,7 +159,7 @@ def put(path: Path, content: str) -> Path:
 def test_the_headline_names_every_figure_and_what_it_is(draw: Draw) -> None:
     text = draw(REPORTS, {"train_draft.tsv": HEAD + "61.5\t0:01:01\t512\t1\t1\t1\t10\t20\t90\t55\n"}).text
     assert "Acceptance length 1.75 gate 1.4: passed 1 + accepted / drafts, k = 3, 4 held-out prompts" in text
-    assert "Untrained draft 1.02 acceptance length before training, same prompts" in text
+    assert "Untrained draft 1.02 acceptance length before training, on 16 of the prompts" in text
     assert "Speed-up 1.25 × 40.0 to 50.0 generated tokens/s, up to 4 at once" in text  # noqa: RUF001
     assert "Training rows 30 3,600 tokens, 2 epochs, 7,200 trained on in all" in text
     assert "Store 39.0 MB hidden states in 2 files, 10,000 bytes a token" in text

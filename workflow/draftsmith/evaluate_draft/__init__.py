@@ -151,6 +151,9 @@ def _serve(
     )
     log(f"evaluate: {name}: serving {len(questions)} prompts")
     done = subprocess.run([sys.executable, "-m", "draftsmith.evaluate_draft.serve", str(job), str(result)])
-    if done.returncode != 0 or not result.exists():
+    if not result.exists():
         raise RuntimeError(f"serving '{name}' ended with exit code {done.returncode}; its traceback is above")
+    if done.returncode:
+        # The result is written whole or not at all; an engine may still stumble while it is taken down.
+        log(f"evaluate: {name}: measured, but the engine's end gave exit code {done.returncode}")
     return dict(read_json(result))

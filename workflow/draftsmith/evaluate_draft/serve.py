@@ -49,6 +49,8 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
         log(
             f"evaluate: {job['name']}: {domain}: {sum(map(len, answers))} tokens, acceptance length {Counts.of([domains[domain]]).acceptance_length:.2f}"
         )
+    # Now and not by the garbage collector: the next serving needs the memory.
+    llm.llm_engine.engine_core.shutdown()
     tokens = sum(map(len, outputs))
     return {
         "outputs": outputs,

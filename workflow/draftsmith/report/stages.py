@@ -24,7 +24,7 @@ _STAGES = (
         "extract_shard",
         "hidden states into the store",
         "extraction",
-        ("get_target", "tokenize", "preflight", "clean_gpus"),
+        ("get_target", "tokenize", "clean_gpus"),
     ),
     Stage("merge_manifest", "one manifest for all shards", "extraction", ("tokenize", "extract_shard")),
     Stage("map_vocabulary", "the tokens that the draft may propose", "vocabulary", ("get_target", "tokenize")),

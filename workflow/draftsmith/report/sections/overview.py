@@ -60,7 +60,9 @@ def _acceptance(gathered: Gathered) -> Tile:
 def _untrained(gathered: Gathered) -> Tile:
     value = number(gathered.of("evaluate_draft"), "untrained", "acceptance_length")
     why = _absent(gathered, "evaluate_draft", evaluation.UNTRAINED_OFF)
-    return Tile("Untrained draft", shown(value, decimal, why), "acceptance length before training, same prompts")
+    prompts = number(gathered.of("evaluate_draft"), "untrained", "prompts")
+    some = "" if prompts is None else f", on {count(prompts)} of the prompts"
+    return Tile("Untrained draft", shown(value, decimal, why), f"acceptance length before training{some}")
 
 
 def _speedup(gathered: Gathered) -> Tile:
