@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import tiny
 from chain import Run, config, conversations
 from draftsmith import store
-from extraction import reader, rows_of, settings, write_rows
+from extraction import reader, relative, rows_of, settings, write_rows
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -55,22 +56,21 @@ def test_states_on_both_model_runners(tmp_path: Path, model_type: str, runner: s
     )  # fmt: skip
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     assert runner in manifest["figures"]["runner"], manifest["figures"]
-    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).float()
+    rounded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     states = reader(manifest)
     for row in rows:
         stored = states.row(store.row_id(row))
         assert stored.final.dtype == torch.bfloat16
-        with torch.no_grad():
-            hidden = reference(torch.tensor([row]), output_hidden_states=True, use_cache=False).hidden_states
-        for place, layer in enumerate(manifest["layers"]):
-            assert typical_error(stored.aux[:, place], hidden[layer][0]) < 0.03
-        assert typical_error(stored.final, hidden[-1][0]) < 0.05
+        expected, also = hidden_states(reference, row), hidden_states(rounded, row)
+        for layer, found in [*zip(manifest["layers"], stored.aux.unbind(1), strict=True), (-1, stored.final)]:
+            # In bfloat16 a mixture of experts sends some tokens elsewhere; Hugging Face's own error is the measure.
+            assert relative(found, expected[layer][0]) <= 1.5 * relative(also[layer][0], expected[layer][0]) + 0.01
 
 
-def typical_error(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Median over tokens of |a - b| / |b|: in bfloat16 some tokens of a mixture of experts are routed otherwise."""
-    a = a.float()
-    return float(((a - b).norm(dim=-1) / b.norm(dim=-1)).median())
+def hidden_states(model: Any, row: list[int]) -> Any:
+    with torch.no_grad():
+        return model(torch.tensor([row]), output_hidden_states=True, use_cache=False).hidden_states
 
 
 def test_the_chain_on_a_gpu(tmp_path: Path) -> None:
