@@ -13,8 +13,20 @@ CHATML = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+# DeepSeek's attention needs its real latent sizes; yarn as its checkpoints have it.
+MLA: dict[str, object] = {
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": 256, "head_dim": 64,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "beta_fast": 32, "beta_slow": 1,
+        "mscale": 1.0, "mscale_all_dim": 1.0,
+    },
+}  # fmt: skip
 
-def tokenizer(words: int = 200) -> PreTrainedTokenizerFast:
+
+def tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of a ChatML model, with end-of-turn as end-of-sequence."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

@@ -22,21 +22,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 WIDE = {
     "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64, "vocab_size": 512,
 }  # fmt: skip
-# DeepSeek's attention needs its real latent sizes; yarn as its checkpoints have it.
-MLA = WIDE | {
-    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128, "q_lora_rank": 256, "head_dim": 64,
-    "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 16, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
-    "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
-    "norm_topk_prob": True,
-    "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 256, "beta_fast": 32, "beta_slow": 1,
-        "mscale": 1.0, "mscale_all_dim": 1.0,
-    },
-}  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("model_type", "runner", "changes"), [("llama", "gpu.model_runner", WIDE), ("deepseek_v3", "gpu_model_runner", MLA)]
+    ("model_type", "runner", "changes"),
+    [("llama", "gpu.model_runner", WIDE), ("deepseek_v3", "gpu_model_runner", WIDE | tiny.MLA)],
 )
 def test_states_on_both_model_runners(tmp_path: Path, model_type: str, runner: str, changes: dict[str, object]) -> None:
     """bfloat16 against a float32 reference; chunked prefill, rows of 1 to 600 tokens."""

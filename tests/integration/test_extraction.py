@@ -37,6 +37,7 @@ MOE = {"num_experts_per_tok": 2}
     [
         ("llama", "native", {}),
         ("qwen3", "native", {}),
+        ("deepseek_v3", "native", tiny.MLA),
         ("mixtral", "hooks", MOE | {"num_local_experts": 4}),
         ("gemma3_text", "hooks", {"query_pre_attn_scalar": 32, "sliding_window": 512}),
     ],
