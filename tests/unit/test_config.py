@@ -95,7 +95,7 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("values", "sentence"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
 def test_a_fault_is_one_sentence(values: dict[str, Any], sentence: str) -> None:
     with pytest.raises(DraftsmithError) as error:
-        config.parse(values, "my.yaml")
+        config.check_consistent(config.parse(values, "my.yaml"), "my.yaml")
     assert str(error.value).splitlines() == [sentence]
 
 

@@ -21,12 +21,18 @@ LLAMA = {
 }  # fmt: skip
 
 
+def weights_file(size: int, last: bytes = b"\0") -> bytes:
+    """A safetensors file of one tensor of ``size`` bytes, whose last byte is ``last``."""
+    head = json.dumps({"a": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}).encode()
+    return len(head).to_bytes(8, "little") + head + bytes(size - 1) + last
+
+
 def checkpoint(folder: Path, settings: dict[str, Any]) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(settings))
     (folder / "tokenizer.json").write_text("{}")
     (folder / "tokenizer_config.json").write_text("{}")
-    (folder / "model.safetensors").write_bytes(bytes(200_000))
+    (folder / "model.safetensors").write_bytes(weights_file(200_000))
     return folder
 
 
@@ -91,10 +97,10 @@ def test_fingerprint_follows_what_matters(tmp_path: Path, change: str) -> None:
     revision = None
     weights = folder / "model.safetensors"
     if change == "size":
-        weights.write_bytes(bytes(200_001))
+        weights.write_bytes(weights_file(200_001))
     elif change == "weights":
         # Saved again after training: the same name and size.
-        weights.write_bytes(bytes(199_999) + b"1")
+        weights.write_bytes(weights_file(200_000, b"1"))
     elif change == "revision":
         revision = "abc"
     else:
@@ -123,7 +129,7 @@ def test_sentences_for_folders_that_are_no_checkpoint(tmp_path: Path) -> None:
     (empty / "pytorch_model.bin").write_text("")
     with pytest.raises(DraftsmithError, match=r"holds no \.safetensors files"):
         get(tmp_path, str(empty))
-    (empty / "model.safetensors").write_text("")
+    (empty / "model.safetensors").write_bytes(weights_file(10))
     with pytest.raises(DraftsmithError, match="holds no tokenizer files"):
         get(tmp_path, str(empty))
 
@@ -190,3 +196,18 @@ def test_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # No distribution has a version for it, so the file's own hash is in the folder's name.
     assert Path(first["path"]).parent == tmp_path / "cache"
     assert Path(first["path"]).name.startswith("some_model-")
+
+
+def test_weights_that_were_cut_off_are_found_before_a_load(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", LLAMA)
+    file = folder / "model.safetensors"
+    whole = file.stat().st_size
+    with open(file, "r+b") as opened:
+        opened.truncate(100_000)
+    with pytest.raises(
+        DraftsmithError, match=rf"model\.safetensors: is 100000 bytes long and should be {whole}; complete the download"
+    ):
+        get(tmp_path, str(folder))
+    file.write_bytes(b"PK\x03\x04 a pickle")
+    with pytest.raises(DraftsmithError, match=r"model\.safetensors: not a safetensors file"):
+        get(tmp_path, str(folder))

@@ -117,8 +117,7 @@ def describe(gpu: str, pid: int, used: int) -> Holder:
 def _owner(process: psutil.Process) -> Owner:
     if process.uids().real != os.getuid():
         return "foreign"
-    family = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    if process.pid in family or family & {parent.pid for parent in process.parents() if parent.pid != 1}:
+    if process.pid == os.getpid() or os.getpid() in {parent.pid for parent in process.parents()}:
         return "self"
     run = process.environ().get(MARK)
     if run is None:

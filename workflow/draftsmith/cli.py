@@ -41,7 +41,20 @@ def _config(settings: str, whole: str = "") -> config.Config:
         given = config.settings(whole)
         for section in _HOW:
             setattr(parsed, section, getattr(given, section))
+    if parsed.engine.device == "cpu":
+        # Everything that asks for the hardware, torch and vLLM among them, is to find none.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return parsed
+
+
+def _use_only(granted: int | None) -> None:
+    """Hide GPUs beyond those granted: a scheduler on one machine counts them but does not number them."""
+    from draftsmith import hardware
+
+    visible = [gpu.index for gpu in hardware.gpus()]
+    if granted is not None and granted < len(visible):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:granted])
+        hardware.gpus.cache_clear()
 
 
 @app.callback(invoke_without_command=True)
@@ -73,9 +86,12 @@ def regenerate(
     from draftsmith import clean_gpus as cleaning
     from draftsmith import engine as vllm_engine
     from draftsmith import regenerate as stage
+    from draftsmith.files import read_json
+    from draftsmith.preflight.checks import before_regeneration
 
     parsed = _config(settings, whole)
     vllm_engine.check_granted(parsed, gpus)
+    before_regeneration(config.settings(whole or settings), read_json(target))
     cleaning.check(parsed)
     stage.run(parsed, target=target, workdir=workdir, conversations=conversations, report=report)
 
@@ -178,12 +194,14 @@ def train_draft(
     draft: Output,
     report: Output,
     whole: Whole = "",
+    gpus: Gpus = None,
 ) -> None:
     """Train the draft."""
     from draftsmith import clean_gpus as cleaning
     from draftsmith import train_draft as stage
 
     parsed = _config(settings, whole)
+    _use_only(gpus)
     cleaning.check(parsed)
     stage.run(
         parsed,

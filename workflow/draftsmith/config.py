@@ -58,7 +58,7 @@ class Target(Section):
 
 
 class Engine(Section):
-    """How vLLM runs the target; none of it changes a result, so a change re-runs nothing."""
+    """How vLLM runs the target; but for `args` none of it changes a result, so a change re-runs nothing."""
 
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Where models run; auto: on the GPUs, and on the CPU of a machine without any."""
@@ -75,7 +75,7 @@ class Engine(Section):
     enforce_eager: bool = True
     """Leave out compilation and CUDA graphs: prefill gains little from them and the start is minutes shorter."""
     args: dict[str, Any] = {}
-    """More arguments of vLLM's `LLM`, passed on as they are."""
+    """More arguments of vLLM's `LLM`, passed on as they are; as some change states, these count as part of the result."""
 
 
 class Source(Section):
@@ -113,7 +113,7 @@ class Regenerate(Section):
     """Nucleus sampling: share of probability mass kept."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     """vLLM's repetition penalty; 1 is none. Whatever is not 1 makes the answers differ from what is served without it."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the sampling."""
     keep_truncated: bool = True
     """Keep an answer that was cut at max_tokens (its last turn then has no end-of-turn token)."""
@@ -130,7 +130,7 @@ class Tokenize(Section):
     """Share of the conversations kept for the validation loss."""
     evaluation_per_domain: Annotated[int, Field(ge=0)] = 6
     """Conversations of each domain kept away from training, to be answered by the served draft."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Seed of the split into training, validation and evaluation."""
     template_args: dict[str, Any] = {}
     """Arguments of the chat template, such as `enable_thinking`; must be the server's."""
@@ -195,7 +195,7 @@ class Train(Section):
     """How the learning rate falls after the warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's weight decay."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """AdamW's betas."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
     """Gradients are clipped to this norm."""
@@ -223,7 +223,7 @@ class Train(Section):
     """Optimiser steps between lines of the log."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of the draft's matrix products; auto: bfloat16 on a GPU, float32 on a CPU. Weights and loss are float32."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Seed of initialisation and data order."""
 
 

@@ -219,7 +219,11 @@ def _given_messages(row: Mapping[str, Any]) -> list[Any]:
         given = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         answer = row.get("completion") or row.get("response")
         if isinstance(given, list):
-            given = given + ([{"role": "assistant", "content": answer}] if isinstance(answer, str) else answer or [])
+            if isinstance(answer, str) and answer:
+                answer = [{"role": "assistant", "content": answer}]
+            if answer and not isinstance(answer, list):
+                raise Unusable("no_messages", f"the answer is {type(answer).__name__}, neither text nor messages")
+            given = given + (answer or [])
     if not isinstance(given, list) or not given:
         raise Unusable("no_messages")
     system = row.get("system")
@@ -290,7 +294,10 @@ def _content(given: Any) -> tuple[str, str]:
 def _tool_calls(calls: Any) -> list[dict[str, Any]]:
     """Tool calls in OpenAI's shape with arguments as an object, which is how vLLM hands them to the template."""
     shaped = []
-    for call in _parsed(calls) if isinstance(calls, str) else calls:
+    listed = _parsed(calls) if isinstance(calls, str) else calls
+    if not isinstance(listed, list | tuple):
+        raise Unusable("bad_tools", f"tool_calls is {type(listed).__name__}, not a list")
+    for call in listed:
         function = call.get("function", call) if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise Unusable("bad_tools", "a tool call without a name")

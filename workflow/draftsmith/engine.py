@@ -30,7 +30,7 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         "PYTHONFAULTHANDLER": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if _on_cpu(config):
+    if on_cpu(config):
         # One process instead of three: each would import vllm anew, a quarter of a minute each.
         if config.engine.tp == 1:
             defaults["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -51,7 +51,8 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
     os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
 
 
-def _on_cpu(config: Config) -> bool:
+def on_cpu(config: Config) -> bool:
+    """Whether the engine runs on the CPU."""
     return config.engine.device == "cpu" or hardware.device() == "cpu"
 
 
@@ -60,6 +61,10 @@ def check_granted(config: Config, granted: int | None) -> None:
 
     Snakemake silently clips a job's `gpu` to what the profile offers, so the job itself has to look.
     """
+    if config.engine.device == "cuda" and not hardware.gpus():
+        raise DraftsmithError(
+            "engine.device is cuda, but this job sees no GPU; ask the scheduler for one, or set engine.device to cpu"
+        )
     if config.engine.device == "cpu" or (config.engine.tp == 1 and hardware.device() == "cpu"):
         return
     have = len(hardware.gpus()) if granted is None else granted
@@ -73,7 +78,7 @@ def check_granted(config: Config, granted: int | None) -> None:
 def vllm_arguments(config: Config, target: dict[str, Any], max_model_len: int) -> dict[str, Any]:
     """Keyword arguments of ``vllm.LLM`` for the target of ``target.json`` and prompts of ``max_model_len`` tokens."""
     engine = config.engine
-    on_cpu = _on_cpu(config)
+    cpu = on_cpu(config)
     arguments: dict[str, Any] = {
         "model": target["path"],
         "dtype": hardware.target_dtype(config.target.dtype, target.get("torch_dtype")),
@@ -82,10 +87,10 @@ def vllm_arguments(config: Config, target: dict[str, Any], max_model_len: int) -
         "enforce_eager": engine.enforce_eager,
         "max_model_len": max_model_len,
         "max_num_seqs": engine.max_num_seqs,
-        "max_num_batched_tokens": engine.max_num_batched_tokens or (2048 if on_cpu else 16384),
+        "max_num_batched_tokens": engine.max_num_batched_tokens or (2048 if cpu else 16384),
         "disable_log_stats": True,
     }
-    if on_cpu:
+    if cpu:
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)
     else:
         arguments["gpu_memory_utilization"] = engine.gpu_memory_utilization

@@ -90,6 +90,8 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
             "transformers' save_pretrained, since pickled weights are not loaded"
         )
     _check_shards(folder)
+    for file in weights:
+        _check_length(file)
     tokenizer_files = sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
     if not tokenizer_files:
         raise DraftsmithError(
@@ -168,6 +170,20 @@ def _check_shards(folder: Path) -> None:
             f"{folder}: {len(missing)} of {len(named)} weight files that {index.name} names are missing, the first is "
             f"{missing[0]}; complete the download"
         )
+
+
+def _check_length(file: Path) -> None:
+    """A safetensors file says in its head how long it is; a download that was cut off is found here and not in the load."""
+    with open(file, "rb") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        try:
+            entries = json.loads(opened.read(min(size, 1 << 28)))
+            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise DraftsmithError(f"{file}: not a safetensors file; fetch it again") from None
+    expected, actual = 8 + size + max(ends, default=0), file.stat().st_size
+    if actual != expected:
+        raise DraftsmithError(f"{file}: is {actual} bytes long and should be {expected}; complete the download")
 
 
 def _sizes(settings: dict[str, Any], text: dict[str, Any], folder: Path, trust_remote_code: bool) -> dict[str, int]:

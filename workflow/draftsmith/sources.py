@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -85,7 +86,7 @@ def _json_lines(file: Path) -> Iterator[RawRow]:
             for number, line in enumerate(lines, 1):
                 if stripped := line.removeprefix(b"\xef\xbb\xbf").strip():
                     yield RawRow(str(file), f"line {number}", _parse(stripped, file, number))
-        except (gzip.BadGzipFile, EOFError):
+        except (gzip.BadGzipFile, EOFError, zlib.error):
             raise DraftsmithError(
                 f"{file}: the compressed file is damaged after line {number}; fetch or write it again"
             ) from None
@@ -97,6 +98,10 @@ def _parse(line: bytes, file: Path, number: int) -> Any:
     except UnicodeDecodeError as error:
         raise DraftsmithError(
             f"{file}, line {number}: not valid UTF-8 at byte {error.start + 1} of the line; save the file as UTF-8 or delete the line"
+        ) from None
+    except RecursionError:
+        raise DraftsmithError(
+            f"{file}, line {number}: nested too deeply to be a conversation; mend or delete this line"
         ) from None
     except ValueError as error:
         reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)

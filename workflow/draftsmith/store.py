@@ -18,7 +18,7 @@ import hashlib
 import json
 import mmap
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 # Raise it when the bytes of a batch file come to mean something else; every store then starts anew.
 FORMAT_VERSION = 1
 SUFFIX = ".safetensors"
+_AGAIN = "snakemake with `--forcerun extract_shard` computes its rows again"
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _SAFETENSORS_NAME = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -81,11 +82,13 @@ def row_id(input_ids: Iterable[int]) -> str:
     return hashlib.sha256(np.asarray(input_ids, dtype="<i4").tobytes()).hexdigest()[:32]
 
 
-def fingerprint(target: str, layers: Sequence[int], dtype: str) -> str:
-    """Name of the folder for states of a target (its own fingerprint, revision included), layer ids and dtype."""
-    what = json.dumps(
-        {"format": FORMAT_VERSION, "target": target, "layers": list(layers), "dtype": dtype}, sort_keys=True
-    )
+def fingerprint(target: str, layers: Sequence[int], dtype: str, engine_args: Mapping[str, Any] | None = None) -> str:
+    """Name of the folder for states of a target (its own fingerprint, revision included), layer ids and dtype.
+
+    ``engine_args`` are arguments of the engine that the user chose: a quantisation or an override among them changes states.
+    """
+    known = {"format": FORMAT_VERSION, "target": target, "layers": list(layers), "dtype": dtype}
+    what = json.dumps(known | ({"engine_args": dict(engine_args)} if engine_args else {}), sort_keys=True)
     return hashlib.sha256(what.encode()).hexdigest()[:16]
 
 
@@ -144,18 +147,14 @@ def read_header(path: Path) -> tuple[BatchHeader, dict[str, tuple[int, int]]]:
             entries = json.loads(file.read(min(size, 1 << 28)))
         header = BatchHeader.model_validate_json(entries["__metadata__"]["draftsmith"])
     except (OSError, ValueError, struct.error, KeyError, TypeError, ValidationError) as error:
-        raise StoreError(
-            f"{path}: no readable batch file ({type(error).__name__}); it is ignored and its rows computed again"
-        ) from error
+        raise StoreError(f"{path}: no readable batch file ({type(error).__name__})") from error
     if header.format != FORMAT_VERSION:
         raise StoreError(f"{path}: has format {header.format}, this version reads {FORMAT_VERSION}")
     head, places = layout(header)
     expected = max(at + length for at, length in places.values())
     actual = path.stat().st_size
     if len(head) != 8 + size or actual != expected:
-        raise StoreError(
-            f"{path}: is {actual} bytes long and should be {expected}; it is ignored and its rows computed again"
-        )
+        raise StoreError(f"{path}: is {actual} bytes long and should be {expected}")
     return header, places
 
 
@@ -175,7 +174,7 @@ def scan(folder: Path, key: str) -> StoreIndex:
         try:
             header, _ = read_header(path)
         except StoreError as error:
-            index.bad[path.name] = str(error)
+            index.bad[path.name] = f"{error}; it is ignored and its rows are computed again"
             continue
         if header.fingerprint != key:
             index.bad[path.name] = f"{path}: belongs to the fingerprint {header.fingerprint}, not {key}; it is ignored"
@@ -226,7 +225,7 @@ class _BatchFile:
             if found != self.header.checksums[place] or row_id(row.token_ids.numpy()) != self.header.rows[place]:
                 raise StoreError(
                     f"{self.path}: the states of row {self.header.rows[place]} do not have their checksum; "
-                    "delete the file and run extract_shard again"
+                    f"delete the file; {_AGAIN}"
                 )
             self.verified.add(place)
         return row
@@ -256,7 +255,10 @@ class StoreReader:
         except KeyError:
             raise StoreError(f"{self.folder}: row {row} is not in the manifest; run extract_shard again") from None
         if name not in self._files:
-            self._files[name] = _BatchFile(self.folder / name)
+            try:
+                self._files[name] = _BatchFile(self.folder / name)
+            except StoreError as error:
+                raise StoreError(f"{error}, though the manifest names it; {_AGAIN}") from error
         return self._files[name].row(int(place))
 
     def __getstate__(self) -> dict[str, Any]:

@@ -14,21 +14,30 @@ from draftsmith.errors import DraftsmithError
 # Keys that change what a stage computes: whole sections, or some keys of one. A changed one re-runs that stage and what
 # follows from it, nothing else; layer ids, for one, are no business of the tokens.
 _ENGINE_TARGET = {"dtype", "trust_remote_code"}
+# Free arguments of vLLM may quantise or override; they count as what, the rest of the section as how.
+_ENGINE_ARGS = {"args"}
 SECTIONS: dict[str, dict[str, Any]] = {
     "get_target": {"target": {"source", "revision", "trust_remote_code"}},
     "regenerate": {
         "target": _ENGINE_TARGET,
+        "engine": _ENGINE_ARGS,
         "data": True,
         "regenerate": True,
         "tokenize": {"max_length", "template_args"},
     },
     "tokenize": {"target": {"trust_remote_code"}, "data": True, "tokenize": True},
-    "preflight": {"target": True, "extract": True},
-    "extract_shard": {"target": True, "extract": True},
+    "preflight": {"target": True, "engine": _ENGINE_ARGS, "extract": True},
+    "extract_shard": {"target": True, "engine": _ENGINE_ARGS, "extract": True},
     "map_vocabulary": {"vocabulary": True},
     "train_draft": {"train": True},
     "export_draft": {"train": True, "export": True},
-    "evaluate_draft": {"target": _ENGINE_TARGET, "train": True, "export": True, "evaluate": True},
+    "evaluate_draft": {
+        "target": _ENGINE_TARGET,
+        "engine": _ENGINE_ARGS,
+        "train": True,
+        "export": True,
+        "evaluate": True,
+    },
     "report": {"report": True},
 }
 
@@ -55,7 +64,7 @@ class Plan:
     def check_sources(self) -> None:
         """Fail unless every local data source is there: a run would otherwise find out only later, or in other words."""
         for place, source in enumerate(self.config.data.sources):
-            if not source.path.startswith("hub:") and not Path(source.path).exists():
+            if not source.path.startswith("hub:") and not Path(source.path).expanduser().exists():
                 raise DraftsmithError(
                     f"{source.path}: no such file or folder; correct the config key data.sources.{place}.path"
                 )
@@ -65,12 +74,19 @@ class Plan:
         """Local files of the data sources, so that a changed one re-runs what is made of it."""
         files: list[str] = []
         for source in self.config.data.sources:
-            path = Path(source.path)
+            path = Path(source.path).expanduser()
             if path.is_file():
                 files.append(str(path))
             elif path.is_dir():
                 files += sorted(str(file) for file in path.rglob("*") if file.is_file())
-        return files
+        return [_literal(file) for file in files]
+
+    @property
+    def target_files(self) -> list[str]:
+        """Files of a target that is a folder, so that a checkpoint which was trained on in place is looked at again."""
+        folder = Path(self.config.target.source).expanduser()
+        kinds = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
+        return sorted(_literal(str(file)) for kind in kinds for file in folder.glob(kind)) if folder.is_dir() else []
 
     @property
     def gpus(self) -> int:
@@ -86,3 +102,8 @@ class Plan:
         """JSON text of the keys that are the params of ``stage``."""
         values = self.config.model_dump(mode="json", include=SECTIONS[stage])
         return json.dumps(values | {"name": self.config.name}, sort_keys=True)
+
+
+def _literal(path: str) -> str:
+    # Braces would be wildcards to Snakemake.
+    return path.replace("{", "{{").replace("}", "}}")

@@ -1,12 +1,14 @@
 """get_target: the model on this machine.
 
-REQUIRED INPUTS: none (config: target)
+REQUIRED INPUTS: none but the files of a target that is a folder (config: target)
 OUTPUTS: results/NAME/target.json, which says where the model lies and what it is
 """
 
 
 rule get_target:
     """Find or fetch the target and write down its sizes, layer ids and fingerprint."""
+    input:
+        PLAN.target_files,
     output:
         target=RESULTS / "target.json",
     log:

@@ -31,7 +31,7 @@ rule train_draft:
         mem_mb=64000,
         runtime=lambda wildcards, attempt: 1440 * attempt,
     shell:
-        "python -m draftsmith train-draft --settings {params.settings:q}"
+        "python -m draftsmith train-draft --settings {params.settings:q} --gpus {resources.gpu}"
         " --target {input.target:q} --rows {input.rows:q}"
         " --manifest {input.manifest:q} --vocabulary {input.vocabulary:q} --workdir {params.workdir:q}"
         " --draft {output.draft:q} --report {output.report:q}"

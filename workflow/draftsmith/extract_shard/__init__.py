@@ -28,7 +28,7 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     engine.check_granted(config, gpus)
     check_writable(Path(config.extract.store), "extract.store")
     dtype = hardware.target_dtype(config.target.dtype, described["torch_dtype"])
-    key = store.fingerprint(described["fingerprint"], described["layers"], dtype)
+    key = store.fingerprint(described["fingerprint"], described["layers"], dtype, config.engine.args)
     folder = Path(config.extract.store) / key
     folder.mkdir(parents=True, exist_ok=True)
 

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,9 @@ class Writer:
         error = future.exception()
         if error is not None:
             self.error = self.error or error
-            self.failed(error, batch.row_ids)
+            # On a full disk the record cannot be written either; the error itself reaches the driver by way of `error`.
+            with suppress(OSError):
+                self.failed(error, batch.row_ids)
         with self._changed:
             self._writing.discard(future)
             self._free.append(batch.memory)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -27,6 +29,8 @@ from draftsmith.log import log
 from draftsmith.signals import Termination
 
 _LOG_SECONDS = 10.0
+# Free bytes below which a failed run is put down to a full disk.
+_FULL = 1 << 20
 
 
 class ExtractionFailed(Exception):
@@ -52,8 +56,11 @@ class Staging:
 
     def _sweep(self) -> None:
         # What a killed run of this host left; another host's may be alive.
-        for old in self._root.glob(f"*-{socket.gethostname()}-*"):
-            pid = int(old.name.rsplit("-", 1)[1])
+        for old in self._root.glob("*"):
+            name = re.fullmatch(r"\d+-of-\d+-(.+)-(\d+)", old.name)
+            if name is None or name[1] != socket.gethostname():
+                continue
+            pid = int(name[2])
             if not psutil.pid_exists(pid):
                 log(f"removing {old}, left by process {pid} that is gone")
                 shutil.rmtree(old, ignore_errors=True)
@@ -144,9 +151,12 @@ def extract(
             if isinstance(error, DraftsmithError | KeyboardInterrupt) and not entries:
                 raise
             text = "\n".join(ledger.text(entry) for entry in entries)
-            write_json(
-                folder / ".ledger" / f"{time.time_ns()}.json", [*entries, ledger.describe(error, stage="driver")]
-            )
+            with contextlib.suppress(OSError):
+                write_json(
+                    folder / ".ledger" / f"{time.time_ns()}.json", [*entries, ledger.describe(error, stage="driver")]
+                )
+            if shutil.disk_usage(folder).free < _FULL or _is_full(error):
+                text += f"\n{folder}: the disk is full; free some, or name another folder in extract.store, and run the same command again"
             raise ExtractionFailed(
                 f"{publisher.batches} batches were published before this\n{text or 'the workers recorded no error: the cause is above, in the log of the engine'}"
             ) from error
@@ -163,6 +173,14 @@ def extract(
         "method": first["method"], "runner": first["runner"], "writer": drained,
         "failed": [{"row_id": row, "error": f"{e['type']}: {e['message']}", "traceback": e["traceback"]} for row, e in publisher.failed.items()],
     }  # fmt: skip
+
+
+def _is_full(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextlib.contextmanager
@@ -207,14 +225,15 @@ def _feed(
     waiting = deque((index, place, row) for index, batch in enumerate(batches) for place, row in enumerate(batch))
     running: dict[str, PlannedRow] = {}
     at_once = 2 * config.engine.max_num_seqs
-    last_batch = len(batches)
+    stopping = False
     while waiting or running:
         if publisher.error is not None:
             raise publisher.error
-        if termination.asked and last_batch == len(batches):
+        if termination.asked and not stopping:
+            stopping = True
             # Finish the batches that have begun, so that nothing computed is lost, and begin no other.
-            last_batch = waiting[0][0] + 1 if waiting and waiting[0][1] > 0 else (waiting[0][0] if waiting else 0)
-            waiting = deque(item for item in waiting if item[0] < last_batch)
+            begun = waiting[0][0] if waiting and waiting[0][1] > 0 else None
+            waiting = deque(item for item in waiting if item[0] == begun)
             log(
                 f"extract: {termination.name}: no new batch is begun, {len(waiting) + len(running)} rows of open batches are finished"
             )

@@ -1,8 +1,8 @@
 """From a batch file that a worker wrote to one that the store vouches for.
 
 A staged file is published, by a rename, only when its token ids are the rows' own and the last state of some of its rows
-gives, by the checkpoint's own head, the token that the engine sampled: one test that fails for a wrong layer, a missing
-or doubled norm, a wrong order of rows and a wrong precision alike.
+gives, by the checkpoint's own head, the token that the engine sampled: one test that fails for a missing or doubled
+norm, a final state of another layer, rows in a wrong order and a wrong precision alike.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,11 @@ class Recorder:
             rows=list(rows) if rows else None,
         )
 
+    def failed_step(self, error: BaseException) -> None:
+        """Put an error of the engine's step on record, as far as the disk still takes it; it is raised in any case."""
+        with suppress(OSError):
+            self.failed(error)
+
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """The runner's own step; afterwards the states it left behind are collected."""
         try:
@@ -123,7 +129,7 @@ class Recorder:
                 self.steps += 1
             return output
         except BaseException as error:
-            self.failed(error)
+            self.failed_step(error)
             raise
 
     def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +137,7 @@ class Recorder:
         try:
             return self._sample(*args, **kwargs)
         except BaseException as error:
-            self.failed(error)
+            self.failed_step(error)
             raise
 
     def collect(self, scheduler_output: Any) -> None:

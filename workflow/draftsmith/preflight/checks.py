@@ -16,6 +16,7 @@ from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard.plan import PlannedRow, missing
 from draftsmith.files import check_writable
+from draftsmith.layers import resolve_layers
 from draftsmith.rows import read_rows
 
 Status = Literal["ok", "warn", "fail"]
@@ -47,6 +48,23 @@ def static_checks(config: Config, target: dict[str, Any], rows: Path, tokenised:
         ("store", lambda: _store(config, target, lengths)),
     ]
     return [_made(name, call) for name, call in checks]
+
+
+def before_regeneration(config: Config, target: dict[str, Any]) -> None:
+    """What needs no rows, checked before the target is loaded to write them.
+
+    Raises :class:`DraftsmithError` for layer ids, precision, draft vocabulary or a store that cannot work.
+    """
+    resolve_layers(config.target.layers, target["num_layers"])
+    status, detail = _precision(config, target)
+    if status == "fail":
+        raise DraftsmithError(detail)
+    size = config.vocabulary.size
+    if size is not None and size > target["vocab_size"]:
+        raise DraftsmithError(
+            f"vocabulary.size is {size}, the target has {target['vocab_size']} tokens; lower it, or set it to null"
+        )
+    check_writable(Path(config.extract.store), "extract.store")
 
 
 def _made(name: str, call: Callable[[], tuple[Status, str]]) -> Check:
@@ -155,7 +173,7 @@ def _store(config: Config, target: dict[str, Any], lengths: dict[str, int]) -> t
     root = Path(config.extract.store)
     check_writable(root, "extract.store")
     dtype = hardware.target_dtype(config.target.dtype, target["torch_dtype"])
-    key = store.fingerprint(target["fingerprint"], target["layers"], dtype)
+    key = store.fingerprint(target["fingerprint"], target["layers"], dtype, config.engine.args)
     index = store.scan(root / key, key)
     todo = missing([PlannedRow(row, length) for row, length in lengths.items()], index.rows)
     per_token = store.bytes_per_token(len(target["layers"]), target["hidden_size"], dtype)

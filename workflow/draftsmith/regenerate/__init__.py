@@ -132,6 +132,7 @@ def _fingerprint(config: Config, target: dict[str, Any], chat: Chat) -> str:
         "template_args": config.tokenize.template_args,
         "max_length": config.tokenize.max_length,
         "ends": sorted(chat.end_ids),
+        **({"engine_args": config.engine.args} if config.engine.args else {}),
     }
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]
 

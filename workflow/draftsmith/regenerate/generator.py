@@ -42,6 +42,7 @@ class Generator:
         self._scratch = tempfile.TemporaryDirectory(prefix="ds-", ignore_cleanup_errors=True)
         engine.prepare_environment(self._config, Path(self._scratch.name))
         arguments = engine.vllm_arguments(self._config, self._target, self._max_model_len)
+        arguments.setdefault("seed", self._config.regenerate.seed)
         log(f"regenerate: loading {self._target['path']} with {arguments}")
         from vllm import LLM
 
@@ -67,7 +68,8 @@ class Generator:
             temperature=settings.temperature,
             top_p=settings.top_p,
             repetition_penalty=settings.repetition_penalty,
-            seed=seed if settings.temperature > 0 else None,
+            # vLLM's CPU backend fails on a request's own seed when its prompt is cut into chunks; there the engine's counts.
+            seed=seed if settings.temperature > 0 and not engine.on_cpu(self._config) else None,
             stop_token_ids=self._stops,
             detokenize=False,
         )
