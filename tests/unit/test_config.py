@@ -85,6 +85,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "my.yaml: target.layers: at least one layer id is needed; leave the key out for the default",
     ),
     (
+        "an optimiser that cannot be",
+        {"train": {"betas": [0.9, 1.5]}},
+        "my.yaml: train.betas: each must be at least 0 and below 1: [0.9, 1.5]",
+    ),
+    (
         "rows longer than a packed sequence",
         {"tokenize": {"max_length": 4096}, "train": {"pack_tokens": 2048}},
         "my.yaml: train.pack_tokens (2048) must hold the longest row, tokenize.max_length (4096)",

@@ -17,7 +17,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.workflow import SECTIONS, Plan
 
 # They take no settings: their output follows from their inputs alone.
-WITHOUT_SETTINGS = {"merge_manifest"}
+WITHOUT_SETTINGS = {"merge_manifest", "clean_gpus"}
 
 
 def plan(**sections: Any) -> Plan:
@@ -36,7 +36,7 @@ def test_a_rule_its_file_its_command_and_its_module_share_one_name(repo: Path) -
     assert {name.replace("-", "_") for name in commands} == set(files)
     for name, text in files.items():
         assert re.findall(r"^rule (\w+):", text, re.M) == [name]
-        assert f"python -m draftsmith {name.replace('_', '-')} " in text
+        assert re.search(rf"python -m draftsmith {name.replace('_', '-')}[ \"]", text)
         assert importlib.util.find_spec(f"draftsmith.{name}"), name
 
 
@@ -66,13 +66,14 @@ def known(keys: Any, values: Any) -> bool:
 @pytest.mark.parametrize("stage", sorted(SECTIONS))
 def test_the_settings_of_a_stage_are_keys_of_the_config(stage: str) -> None:
     assert known(SECTIONS[stage], Config().model_dump())
-    assert "engine" not in SECTIONS[stage], "how the engine runs changes no result"
+    assert SECTIONS[stage].get("engine", {"args"}) == {"args"}, "how the engine runs changes no result"
+    assert not {"clean", "preflight"} & set(SECTIONS[stage]), "checks change no result"
 
 
 def test_every_section_is_some_stages_business() -> None:
     used = {section for keys in SECTIONS.values() for section in keys}
     sections = {name for name, value in Config().model_dump().items() if isinstance(value, dict)}
-    assert used == sections - {"engine"}
+    assert used == sections - {"preflight", "clean"}
 
 
 @pytest.mark.parametrize("stage", sorted(SECTIONS))
@@ -92,7 +93,9 @@ def changed(**sections: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("sections", "stages"),
     [
-        ({"engine": {"tp": 8, "max_num_seqs": 1, "args": {"seed": 1}}}, set()),
+        ({"engine": {"tp": 8, "max_num_seqs": 1}}, set()),
+        ({"clean": {"kill_orphans": True}, "preflight": {"dry_run": True}}, set()),
+        ({"engine": {"args": {"quantization": "fp8"}}}, {"regenerate", "preflight", "extract_shard", "evaluate_draft"}),
         ({"report": {"title": "Mine"}}, {"report"}),
         ({"vocabulary": {"size": 100}}, {"map_vocabulary"}),
         ({"target": {"layers": [1, 2]}}, {"preflight", "extract_shard"}),

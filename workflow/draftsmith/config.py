@@ -195,7 +195,7 @@ class Train(Section):
     """How the learning rate falls after the warm-up."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """AdamW's weight decay."""
-    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's betas."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
     """Gradients are clipped to this norm."""
@@ -225,6 +225,13 @@ class Train(Section):
     """Precision of the draft's matrix products; auto: bfloat16 on a GPU, float32 on a CPU. Weights and loss are float32."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of initialisation and data order."""
+
+    @field_validator("betas")
+    @classmethod
+    def _below_one(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"each must be at least 0 and below 1: {list(betas)}")
+        return betas
 
 
 class Export(Section):

@@ -176,4 +176,4 @@ class Writer:
 
 def _buffer(tensor: Tensor) -> memoryview:
     # By way of uint8, since numpy knows no bfloat16.
-    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]

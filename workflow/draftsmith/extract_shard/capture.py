@@ -51,7 +51,7 @@ def stream(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> T
 class Capture:
     """Keeps ``[aux…, final]`` of the model's last forward; the model returns what it always returned."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[int], num_layers: int) -> None:
+    def __init__(self, model: Any, layers: Sequence[int], num_layers: int) -> None:
         from vllm.model_executor.models.interfaces import supports_eagle3
 
         self.model = model
