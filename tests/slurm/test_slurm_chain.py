@@ -18,6 +18,8 @@ LAB = Path(__file__).with_name("slurm-lab")
 
 pytestmark = [
     pytest.mark.slurm,
+    # A dozen jobs, each noticed some seconds late.
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         os.geteuid() != 0 or shutil.which("apt-get") is None, reason="the Slurm cluster for tests needs root on Debian"
     ),
