@@ -161,6 +161,14 @@ class Extract(Section):
     """Folder of the batch files; several runs may share it, what they have in common is computed once."""
     batch_tokens: Positive = 8192
     """Rows are packed into batch files of about this many tokens."""
+    storage: Literal["target", "bf16", "fp8"] = "target"
+    """Precision of the stored states: the target's own, bfloat16, or float8 (e4m3) with a scale for each state of a token."""
+    supervised_only: bool = False
+    """Cut each row after its last supervised token: what comes later teaches the draft nothing."""
+    max_tries: Positive = 2
+    """How often a row is tried, the later times alone, before it is left out."""
+    max_engine_starts: Positive = 4
+    """How often the engine is started anew after a crash, as long as each start brings something into the store."""
     max_failed_fraction: Fraction = 0.001
     """Fail when more than this share of the rows cannot be extracted."""
     verify_rows: Annotated[int, Field(ge=0)] = 1

@@ -1,0 +1,57 @@
+"""The store: batch files of hidden states that are complete or absent.
+
+:mod:`~draftsmith.store.format` says what a file holds, :mod:`~draftsmith.store.index` finds what a folder holds, and
+:mod:`~draftsmith.store.reader` gives rows to training.
+"""
+
+from draftsmith.store.format import (
+    FORMAT_VERSION,
+    SUFFIX,
+    BatchHeader,
+    Storage,
+    StoreError,
+    batch_name,
+    buffer,
+    bytes_per_token,
+    checksum,
+    dequantise,
+    fingerprint,
+    layout,
+    quantise,
+    read_header,
+    row_id,
+    row_parts,
+    shapes,
+    stored_as,
+    tensors,
+)
+from draftsmith.store.index import StoreIndex, scan
+from draftsmith.store.reader import BatchFile, Row, StoreReader, open_batch
+
+__all__ = [
+    "FORMAT_VERSION",
+    "SUFFIX",
+    "BatchFile",
+    "BatchHeader",
+    "Row",
+    "Storage",
+    "StoreError",
+    "StoreIndex",
+    "StoreReader",
+    "batch_name",
+    "buffer",
+    "bytes_per_token",
+    "checksum",
+    "dequantise",
+    "fingerprint",
+    "layout",
+    "open_batch",
+    "quantise",
+    "read_header",
+    "row_id",
+    "row_parts",
+    "scan",
+    "shapes",
+    "stored_as",
+    "tensors",
+]
