@@ -1,4 +1,4 @@
-"""The command ``draftsmith``: one sub-command a stage, as the rules call them; each also runs by hand.
+"""The command ``draftsmith``: one sub-command a stage, as the rules call them, each also by hand; and ``draftsmith store``.
 
 Only what a stage needs is imported, when it is called, so that help and dry runs answer at once.
 """
@@ -15,8 +15,10 @@ import typer
 
 from draftsmith import __version__, config
 from draftsmith.errors import DraftsmithError
+from draftsmith.store import commands as store_commands
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app.add_typer(store_commands.app, name="store")
 
 Settings = Annotated[str, typer.Option(help="JSON text with sections of the config, or a config file's path.")]
 Whole = Annotated[
@@ -123,12 +125,23 @@ def preflight(
     whole: Whole = "",
     gpus: Gpus = None,
 ) -> None:
-    """Check in seconds what would fail after minutes."""
+    """Check in seconds, without weights, what would fail after minutes."""
     from draftsmith import preflight as stage
 
     stage.run(
         _config(settings, whole), target=target, rows=rows, tokenize_report=tokenize_report, gpus=gpus, report=report
     )
+
+
+@app.command()
+def dry_run(
+    settings: Settings, target: Input, rows: Input, report: Output, whole: Whole = "", gpus: Gpus = None
+) -> None:
+    """Take four rows through the whole extraction, with few layers of dummy weights."""
+    from draftsmith import dry_run as stage
+
+    # It looks at the GPUs itself, as most of it is left out where no dry run is wanted.
+    stage.run(_config(settings, whole), target=target, rows=rows, gpus=gpus, report=report)
 
 
 @app.command()

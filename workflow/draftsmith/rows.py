@@ -20,3 +20,11 @@ def read_rows(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
         return pd.read_parquet(path, columns=list(columns) if columns else None)
     except FileNotFoundError:
         raise DraftsmithError(f"{path}: no such file; run the stage tokenize first") from None
+
+
+def stored_length(length: int, ends: Sequence[int]) -> int:
+    """Tokens that are left of a row of ``length`` when it is cut after its last supervised token; ``ends`` are its spans'.
+
+    A row without one is left whole.
+    """
+    return min(length, max((int(end) for end in ends), default=length))

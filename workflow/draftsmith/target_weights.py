@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
+# Bytes of a number of the types that a load casts to the precision asked for.
+_CAST = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+_ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def tensor_files(folder: Path) -> dict[str, Path]:
@@ -67,3 +70,26 @@ def head_weight(folder: Path) -> Tensor:
     """The output head [vocabulary, width]: lm_head, or the input embedding where the two are tied."""
     weight = _by_suffix(folder, _HEAD)
     return embedding_weight(folder) if weight is None else weight
+
+
+def loaded_bytes(folder: Path, dtype: str) -> int:
+    """Bytes of the checkpoint's weights once they are loaded in ``dtype``, by the heads of its safetensors files.
+
+    A quantised checkpoint keeps its own types. Towers that a text-only engine leaves out are counted with the rest.
+    """
+    settings = json.loads((folder / "config.json").read_text())
+    quantised = any(part.get("quantization_config") for part in (settings, settings.get("text_config") or {}))
+    index = folder / "model.safetensors.index.json"
+    named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else None
+    # Some checkpoints hold their weights twice, the second time as one file for another program.
+    files = [file for file in folder.glob("*.safetensors") if named is None or file.name in named]
+    total = 0
+    for file in files:
+        with open(file, "rb") as opened:
+            entries = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
+        for name, entry in entries.items():
+            if name != "__metadata__":
+                start, end = entry["data_offsets"]
+                item = None if quantised else _CAST.get(entry["dtype"])
+                total += (end - start) if item is None else (end - start) // item * _ITEM[dtype]
+    return total

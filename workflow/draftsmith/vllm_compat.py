@@ -5,6 +5,8 @@ tests/unit/test_vllm_compat.py names each interface used here and fails when an 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +20,38 @@ def version() -> str:
     from vllm import __version__
 
     return str(__version__)
+
+
+def worker_class() -> type[Any]:
+    """The worker class that vLLM would choose for this machine."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker
+
+        return CPUWorker
+    from vllm.v1.worker.gpu_worker import Worker
+
+    return Worker
+
+
+def pass_over_foreign_objects() -> None:
+    """Let a load on the CPU survive modules whose objects are not what they seem; call it before ``LLM`` in the same process.
+
+    vLLM 0.32 looks for Triton kernels in every module of the process and takes for granted that what has a ``__dict__`` has
+    a dictionary there; llvmlite's handle of its library has not, and Kimi-K2.5's image processor imports it by way of numba.
+    """
+    try:
+        from vllm.triton_utils import dispatcher
+    except ImportError:
+        # Releases before 0.32 look nowhere.
+        return
+    dispatcher.vars = _dictionary  # type: ignore[attr-defined]
+
+
+def _dictionary(value: Any) -> Mapping[str, Any]:
+    found = getattr(value, "__dict__", None)
+    return found if isinstance(found, Mapping) else {}
 
 
 def tensor_parallel_rank() -> int:
@@ -56,3 +90,73 @@ def start_positions(scheduler_output: Any) -> dict[str, int]:
     cached = scheduler_output.scheduled_cached_reqs
     starts.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
     return starts
+
+
+def reads_natively(model: Any, layers: Sequence[int]) -> bool:
+    """Whether ``model``, an instance or a class, hands over the states of ``layers`` by vLLM's EAGLE-3 interface."""
+    from vllm.model_executor.models.interfaces import supports_eagle3
+
+    # Layer 0 has no residual yet, which DeepSeek's own capture trips over; a hook reads it.
+    return bool(supports_eagle3(model)) and 0 not in layers
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """What vLLM makes of a target and engine arguments before any weight is loaded."""
+
+    architecture: str
+    model: type[Any]
+    runner: str
+    num_layers: int
+    hidden_size: int
+
+    @property
+    def by_transformers(self) -> bool:
+        """Whether vLLM has no implementation of its own and runs that of transformers."""
+        return self.model.__module__.startswith("vllm.model_executor.models.transformers")
+
+
+def engine_view(arguments: Mapping[str, Any]) -> EngineView:
+    """Let vLLM check ``arguments`` of its engine and look up the model's class; raises what vLLM raises."""
+    from vllm import EngineArgs
+    from vllm.model_executor.model_loader.utils import get_model_architecture
+
+    given = dict(arguments)
+    if isinstance(given.get("kv_transfer_config"), dict):
+        from vllm.config import KVTransferConfig
+
+        # vllm.LLM does the same.
+        given["kv_transfer_config"] = KVTransferConfig(**given["kv_transfer_config"])
+    configured = EngineArgs(**given).create_engine_config()
+    model_config = configured.model_config
+    model, architecture = get_model_architecture(model_config)
+    return EngineView(
+        architecture=architecture,
+        model=model,
+        runner="V2" if configured.use_v2_model_runner else "V1",
+        num_layers=int(model_config.hf_text_config.num_hidden_layers),
+        hidden_size=int(model_config.get_hidden_size()),
+    )
+
+
+def model_class(architectures: Sequence[str]) -> type[Any] | None:
+    """vLLM's own class for the first of ``architectures`` that it has one for; None when it has none.
+
+    The class is put into vLLM's registry in place of its name: vLLM would otherwise start a process, which imports all
+    of vLLM once more, to look at it. Where there is none, those of the Transformers backend are put there.
+    """
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    known = ModelRegistry.get_supported_archs()
+    own = next((name for name in architectures if name in known), None)
+    fallback = [name for name in known if name.startswith("Transformers") and name.endswith("ForCausalLM")]
+    for name in [own] if own else fallback:
+        ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+    return ModelRegistry.models[own].load_model_cls() if own else None
+
+
+def known_arguments() -> frozenset[str]:
+    """Names of the engine arguments of the installed release."""
+    from vllm import EngineArgs
+
+    return frozenset(field.name for field in fields(EngineArgs) if field.init)

@@ -16,6 +16,7 @@ from draftsmith.errors import DraftsmithError
 _ENGINE_TARGET = {"dtype", "trust_remote_code"}
 # Free arguments of vLLM may quantise or override; they count as what, the rest of the section as how.
 _ENGINE_ARGS = {"args"}
+_EXTRACTION: dict[str, Any] = {"target": True, "engine": _ENGINE_ARGS, "extract": True}
 SECTIONS: dict[str, dict[str, Any]] = {
     "get_target": {"target": {"source", "revision", "trust_remote_code"}},
     "regenerate": {
@@ -26,8 +27,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "tokenize": {"max_length", "template_args"},
     },
     "tokenize": {"target": {"trust_remote_code"}, "data": True, "tokenize": True},
-    "preflight": {"target": True, "engine": _ENGINE_ARGS, "extract": True},
-    "extract_shard": {"target": True, "engine": _ENGINE_ARGS, "extract": True},
+    "preflight": _EXTRACTION | {"tokenize": {"template_args"}},
+    "dry_run": _EXTRACTION,
+    "extract_shard": _EXTRACTION,
     "map_vocabulary": {"vocabulary": True},
     "train_draft": {"train": True},
     "export_draft": {"train": True, "export": True},

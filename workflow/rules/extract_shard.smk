@@ -1,6 +1,6 @@
 """extract_shard: hidden states by vLLM. A shard is one model load, a batch is one file of the store.
 
-REQUIRED INPUTS: results/NAME/target.json, results/NAME/tokenize/rows.parquet
+REQUIRED INPUTS: results/NAME/target.json, results/NAME/tokenize/rows.parquet, results/NAME/dry_run.json, so that it runs late
 OUTPUTS: results/NAME/extract/shards/{scatteritem}.json
 The batch files are no outputs: Snakemake deletes the outputs of a failed job, and finished batches must stay.
 """
@@ -12,7 +12,7 @@ rule extract_shard:
         target=RESULTS / "target.json",
         rows=RESULTS / "tokenize/rows.parquet",
         # Not ancient(): where an ancient input is made anew, Snakemake no longer looks at the job's own params.
-        clean=RESULTS / "clean_gpus.json",
+        dry_run=RESULTS / "dry_run.json",
     output:
         manifest=RESULTS / "extract/shards/{scatteritem}.json",
     log:

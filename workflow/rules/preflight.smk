@@ -1,4 +1,4 @@
-"""preflight: what would fail after an 18-minute load fails here, in seconds.
+"""preflight: what would fail after an 18-minute load, and can be told without weights, fails here in seconds.
 
 REQUIRED INPUTS: results/NAME/target.json, results/NAME/tokenize/{rows.parquet,tokenize.json}
 OUTPUTS: results/NAME/preflight.json
@@ -21,11 +21,11 @@ rule preflight:
         "../../envs/draftsmith.yaml"
     params:
         settings=PLAN.settings("preflight"),
-    threads: 8
+    threads: 2
     resources:
         gpu=GPUS,
-        mem_mb=32000,
-        runtime=lambda wildcards, attempt: 30 * attempt,
+        mem_mb=16000,
+        runtime=lambda wildcards, attempt: 15 * attempt,
     shell:
         "python -m draftsmith preflight --settings {params.settings:q}"
         " --gpus {resources.gpu}"

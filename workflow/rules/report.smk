@@ -11,6 +11,7 @@ rule report:
         target=RESULTS / "target.json",
         tokenize=RESULTS / "tokenize/tokenize.json",
         preflight=RESULTS / "preflight.json",
+        dry_run=RESULTS / "dry_run.json",
         manifest=RESULTS / "extract/manifest.json",
         shards=gather.extract(str(RESULTS / "extract/shards/{scatteritem}.json")),
         vocabulary=RESULTS / "vocabulary/vocabulary.json",

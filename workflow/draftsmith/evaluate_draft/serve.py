@@ -25,6 +25,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     engine.prepare_environment(config)
     from vllm import LLM, SamplingParams, TokensPrompt
 
+    vllm_compat.pass_over_foreign_objects()
     begun = time.perf_counter()
     llm = LLM(**job["arguments"] | {"disable_log_stats": False})
     loaded = time.perf_counter() - begun

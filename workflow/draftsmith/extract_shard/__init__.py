@@ -9,7 +9,7 @@ from typing import Any
 from draftsmith import engine, hardware, store
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
-from draftsmith.extract_shard import driver, plan
+from draftsmith.extract_shard import driver, plan, space
 from draftsmith.files import check_writable, read_json, write_json
 from draftsmith.layers import resolve_layers
 from draftsmith.log import log
@@ -28,7 +28,9 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     engine.check_granted(config, gpus)
     check_writable(Path(config.extract.store), "extract.store")
     dtype = hardware.target_dtype(config.target.dtype, described["torch_dtype"])
-    key = store.fingerprint(described["fingerprint"], described["layers"], dtype, config.engine.args)
+    storage = config.extract.storage
+    stored = store.stored_as(storage, dtype)
+    key = store.fingerprint(described["fingerprint"], described["layers"], dtype, config.engine.args, storage)
     folder = Path(config.extract.store) / key
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -39,41 +41,24 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     for reason in index.bad.values():
         log(f"extract: {reason}")
     todo = plan.missing(mine, index.rows)
-    batches = plan.pack(todo, config.extract.batch_tokens)
     log(
-        f"extract: shard {scatteritem}: {len(mine)} rows, {len(mine) - len(todo)} are in the store already, "
-        f"{len(todo)} to extract in {len(batches)} batches"
+        f"extract: shard {scatteritem}: {len(mine)} rows, {len(mine) - len(todo)} are in the store already, {len(todo)} to extract"
     )
-    figures: dict[str, Any] = {"batches": 0, "tokens": 0, "bytes": 0, "seconds": 0.0, "failed": []}
-    if batches:
-        need = sum(row.length for row in todo)
-        driver.check_space(
-            folder, need, store.bytes_per_token(len(described["layers"]), described["hidden_size"], dtype)
-        )
+    outcome = driver.Outcome()
+    if todo:
+        per_token = store.bytes_per_token(len(described["layers"]), described["hidden_size"], dtype, storage)
+        space.check_space(folder, sum(row.length for row in todo), per_token)
         wanted = {row.row_id for row in todo}
         tokens = {
             row: ids.tolist() for row, ids in zip(table["row_id"], table["input_ids"], strict=True) if row in wanted
         }
+        job = driver.Job(config, described, folder, key, stored, todo, tokens, scatteritem)
         with Termination() as termination:
-            figures = driver.extract(config, described, folder, key, dtype, batches, tokens, scatteritem, termination)
-        if termination.asked:
-            log(
-                f"extract: ended by {termination.name}; {figures['batches']} batches were added, run the same command again to go on"
-            )
-            sys.exit(EXIT_TERMINATED)
+            outcome = driver.extract(job, termination)
+        if outcome.stopped:
+            _stopped(outcome, termination)
         index = store.scan(folder, key)
-    failed = {entry["row_id"]: entry for entry in figures["failed"]}
-    lost = [row.row_id for row in mine if row.row_id not in index.rows and row.row_id not in failed]
-    if lost:
-        raise DraftsmithError(
-            f"{folder}: {len(lost)} rows are neither in the store nor in the ledger, the first is {lost[0]}; run it again"
-        )
-    share = len(failed) / len(mine) if mine else 0.0
-    if share > config.extract.max_failed_fraction:
-        raise DraftsmithError(
-            f"{len(failed)} of {len(mine)} rows could not be extracted, more than extract.max_failed_fraction "
-            f"({config.extract.max_failed_fraction}) allows; the first: {next(iter(failed.values()))['traceback']}"
-        )
+    _check_complete(config, folder, mine, index, outcome)
     write_json(
         manifest,
         {
@@ -81,11 +66,39 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
             "store": str(folder),
             "fingerprint": key,
             "layers": described["layers"],
-            "dtype": dtype,
+            "dtype": stored[0],
+            "storage": stored[1],
             "hidden_size": described["hidden_size"],
             "rows": {row.row_id: list(index.rows[row.row_id]) for row in mine if row.row_id in index.rows},
-            "failed": list(failed.values()),
-            "figures": {name: value for name, value in figures.items() if name != "failed"}
-            | {"reused_rows": len(mine) - len(todo)},
+            "failed": [_failed(row, entry) for row, entry in outcome.failed.items()],
+            "figures": outcome.figures | {"reused_rows": len(mine) - len(todo)},
         },
     )
+
+
+def _stopped(outcome: driver.Outcome, termination: Termination) -> None:
+    done = f"{outcome.figures['batches']} batches were added, run the same command again to go on"
+    if termination.asked:
+        log(f"extract: ended by {termination.name}; {done}")
+        sys.exit(EXIT_TERMINATED)
+    raise DraftsmithError(f"{outcome.stopped}; {done} once there is more, or name another folder in extract.store")
+
+
+def _failed(row: str, entry: dict[str, Any]) -> dict[str, Any]:
+    return {"row_id": row, "error": f"{entry['type']}: {entry['message']}", "traceback": entry["traceback"]}
+
+
+def _check_complete(
+    config: Config, folder: Path, mine: list[plan.PlannedRow], index: store.StoreIndex, outcome: driver.Outcome
+) -> None:
+    lost = [row.row_id for row in mine if row.row_id not in index.rows and row.row_id not in outcome.failed]
+    if lost:
+        raise DraftsmithError(
+            f"{folder}: {len(lost)} rows are neither in the store nor in the ledger, the first is {lost[0]}; run it again"
+        )
+    share = len(outcome.failed) / len(mine) if mine else 0.0
+    if share > config.extract.max_failed_fraction:
+        raise DraftsmithError(
+            f"{len(outcome.failed)} of {len(mine)} rows could not be extracted, more than extract.max_failed_fraction "
+            f"({config.extract.max_failed_fraction}) allows; the first: {next(iter(outcome.failed.values()))['traceback']}"
+        )

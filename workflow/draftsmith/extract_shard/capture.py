@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from draftsmith import vllm_compat
+
 _TOWERS = ("vision", "visual", "audio", "tower", "image", "mtp", "draft")
 
 
@@ -52,12 +54,9 @@ class Capture:
     """Keeps ``[aux…, final]`` of the model's last forward; the model returns what it always returned."""
 
     def __init__(self, model: Any, layers: Sequence[int], num_layers: int) -> None:
-        from vllm.model_executor.models.interfaces import supports_eagle3
-
         self.model = model
         self.layers = list(layers)
-        # Layer 0 has no residual yet, which DeepSeek's own capture trips over; a hook reads it.
-        self.native = bool(supports_eagle3(model)) and 0 not in self.layers
+        self.native = vllm_compat.reads_natively(model, self.layers)
         self._hooked: dict[int, Tensor] = {}
         self._states: tuple[list[Tensor], Tensor] | None = None
         if self.native:

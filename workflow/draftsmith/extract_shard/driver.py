@@ -1,256 +1,241 @@
-"""Feeds the engine, row after row without a pause, until every missing row of the shard is in the store or in the ledger."""
+"""Brings every row of a shard into the store or into the ledger, however often the engine has to be started for it."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-import re
-import shutil
-import socket
-import tempfile
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import psutil
-
-from draftsmith import engine, hardware
+from draftsmith import clean_gpus, engine, store
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
-from draftsmith.extract_shard import ledger
+from draftsmith.extract_shard import ledger, plan
 from draftsmith.extract_shard.plan import PlannedRow
+from draftsmith.extract_shard.progress import Progress
 from draftsmith.extract_shard.publish import HeadCheck, Publisher
-from draftsmith.files import write_json
+from draftsmith.extract_shard.session import Session
+from draftsmith.extract_shard.space import Room, is_full
+from draftsmith.extract_shard.staging import scratch, staging
+from draftsmith.extract_shard.tries import Tries, remembered, suspects
 from draftsmith.log import log
 from draftsmith.signals import Termination
 
-_LOG_SECONDS = 10.0
-# Free bytes below which a failed run is put down to a full disk.
-_FULL = 1 << 20
+
+class ExtractionFailed(DraftsmithError):
+    """The engine gave up; the message holds every traceback that was found, the earliest last."""
 
 
-class ExtractionFailed(Exception):
-    """The engine gave up; the message holds every traceback that was found."""
+@dataclass(frozen=True)
+class Job:
+    """What is to be extracted. ``tokens`` gives a row's token ids, ``stored`` is (dtype, storage) of the store."""
+
+    config: Config
+    target: dict[str, Any]
+    folder: Path
+    fingerprint: str
+    stored: tuple[str, store.Storage]
+    rows: Sequence[PlannedRow]
+    tokens: dict[str, list[int]]
+    scatteritem: str
 
 
-class Staging:
-    """A folder beside the batch files, so that publishing is a rename; removed at the end, errors first kept by the driver."""
+@dataclass
+class Outcome:
+    """What came of a job: figures for the manifest, failed rows with their entries, and why it was ended early, if it was."""
 
-    def __init__(self, folder: Path, scatteritem: str) -> None:
-        self._root = folder / ".staging"
-        self.path = self._root / f"{scatteritem}-{socket.gethostname()}-{os.getpid()}"
-
-    def __enter__(self) -> Path:
-        self._sweep()
-        self.path.mkdir(parents=True)
-        return self.path
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-
-    def _sweep(self) -> None:
-        # What a killed run of this host left; another host's may be alive.
-        for old in self._root.glob("*"):
-            name = re.fullmatch(r"\d+-of-\d+-(.+)-(\d+)", old.name)
-            if name is None or name[1] != socket.gethostname():
-                continue
-            pid = int(name[2])
-            if not psutil.pid_exists(pid):
-                log(f"removing {old}, left by process {pid} that is gone")
-                shutil.rmtree(old, ignore_errors=True)
+    figures: dict[str, Any] = field(default_factory=dict)
+    failed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    stopped: str | None = None
 
 
-def check_space(folder: Path, tokens: int, per_token: int) -> None:
-    """Fail unless the missing states fit on the disk."""
-    need, free = int(tokens * per_token * 1.05), shutil.disk_usage(folder).free
-    if need > free:
-        raise DraftsmithError(
-            f"{folder}: {tokens} tokens need {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
-            "free some, or name another folder in extract.store"
-        )
+def extract(job: Job, termination: Termination) -> Outcome:
+    """Extract all rows of ``job``.
 
-
-class Progress:
-    """A line every ten seconds: rows, tokens/s, bytes, time left, failures."""
-
-    def __init__(self, rows: int, tokens: int) -> None:
-        self.rows, self.tokens = rows, tokens
-        self.begun = self._last = time.perf_counter()
-        self.done_rows = self.done_tokens = 0
-
-    def add(self, tokens: int) -> None:
-        """Count a row that the engine has finished."""
-        self.done_rows += 1
-        self.done_tokens += tokens
-
-    def show(self, publisher: Publisher, always: bool = False) -> None:
-        """Print the line, if it is time."""
-        now = time.perf_counter()
-        if not always and now - self._last < _LOG_SECONDS:
-            return
-        self._last = now
-        rate = self.done_tokens / max(now - self.begun, 1e-9)
-        left = (self.tokens - self.done_tokens) / rate if rate else float("inf")
-        log(
-            f"extract: {self.done_rows}/{self.rows} rows, {rate:,.0f} tokens/s, {publisher.batches} batches "
-            f"({publisher.bytes / 1e9:.2f} GB) in the store, {len(publisher.failed)} rows failed, about {left:.0f} s left"
-        )
-
-
-def extract(
-    config: Config, target: dict[str, Any], folder: Path, key: str, dtype: str,
-    batches: Sequence[Sequence[PlannedRow]], tokens: dict[str, list[int]], scatteritem: str, termination: Termination,
-) -> dict[str, Any]:  # fmt: skip
-    """Extract ``batches`` into ``folder``.
-
-    ``tokens`` gives a row's token ids. Returns the figures of the run: seconds, tokens/s, failures with their entries.
-    Raises :class:`ExtractionFailed` when the engine dies; what was published stays.
+    A crash of the engine is followed by a new start, as long as each start brings something: rows that were in the step that
+    failed are tried again alone, in the end, and left out when they fail again. Raises :class:`ExtractionFailed` otherwise;
+    what was published stays.
     """
-    longest = max(row.length for batch in batches for row in batch)
-    plan = {
-        "fingerprint": key, "target": target["fingerprint"], "layers": target["layers"], "num_layers": target["num_layers"],
-        "hidden_size": target["hidden_size"], "dtype": dtype,
-        "writer_threads": config.extract.writer_threads or (1 if hardware.device() == "cpu" else 8),
-        "batches": [{"rows": [row.row_id for row in batch], "lengths": [row.length for row in batch]} for batch in batches],
-    }  # fmt: skip
-    with Staging(folder, scatteritem) as staging, _scratch() as scratch:
-        write_json(staging / "plan.json", plan)
-        engine.prepare_environment(config, scratch)
-        check = None if config.engine.args.get("load_format") == "dummy" else HeadCheck(Path(target["path"]), dtype)
-        publisher = Publisher(staging, folder, check, config.extract.verify_rows)
-        begun = time.perf_counter()
-        llm: Any = None
+    settings = job.config.extract
+    tries = Tries(settings.max_tries, remembered(job.folder))
+    outcome = Outcome(figures={"batches": 0, "tokens": 0, "bytes": 0, "load_seconds": 0.0, "seconds": 0.0, "starts": 0})
+    present: set[str] = set()
+    while True:
+        free, alone = tries.split(plan.missing(job.rows, present))
+        if not free and not alone:
+            break
+        outcome.figures["starts"] += 1
+        with staging(job.folder, job.scatteritem) as stage, scratch() as sockets:
+            engine.prepare_environment(job.config, sockets)
+            attempt = _Attempt(job, stage, tries, termination)
+            crash = attempt.run(free, alone)
+        _add(outcome.figures, attempt.figures())
+        present |= attempt.publisher.published
+        outcome.failed = attempt.failed_rows() | tries.quarantined
+        outcome.failed = {row: entry for row, entry in outcome.failed.items() if row not in present}
+        if attempt.stopped:
+            outcome.stopped = attempt.stopped
+            break
+        if crash is None:
+            break
+        brought = attempt.publisher.batches or attempt.newly_quarantined
+        if not brought or outcome.figures["starts"] >= settings.max_engine_starts or attempt.full:
+            raise ExtractionFailed(crash)
+        log(
+            f"{crash}\nextract: starting the engine again; start {outcome.figures['starts'] + 1} of at most {settings.max_engine_starts}"
+        )
+        clean_gpus.check(job.config)
+    seconds = outcome.figures["seconds"]
+    outcome.figures["tokens_per_second"] = round(outcome.figures["tokens"] / seconds, 1) if seconds else 0.0
+    return outcome
+
+
+def _add(total: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        total[name] = round(total[name] + value, 3) if name in total else value
+
+
+class _Attempt:
+    """One start of the engine, and all that it can do."""
+
+    def __init__(self, job: Job, stage: Path, tries: Tries, termination: Termination) -> None:
+        self.job, self.stage, self.tries, self.termination = job, stage, tries, termination
+        dtype, storage = job.stored
+        dummy = job.config.engine.args.get("load_format") == "dummy"
+        check = None if dummy else HeadCheck(Path(job.target["path"]), "fp8" if storage == "fp8" else dtype)
+        self.publisher = Publisher(stage, job.folder, check, job.config.extract.verify_rows)
+        self.progress = Progress()
+        self.stopped: str | None = None
+        self.full = False
+        self.newly_quarantined = 0
+        self._load_seconds = self._run_seconds = 0.0
+        self._more: dict[str, Any] = {}
+        self._entries: list[dict[str, Any]] = []
+
+    def figures(self) -> dict[str, Any]:
+        """Figures of this start; those of the manifest add up over starts."""
+        return {
+            "batches": self.publisher.batches, "tokens": self.publisher.tokens, "bytes": self.publisher.bytes,
+            "load_seconds": round(self._load_seconds, 2), "seconds": round(self._run_seconds, 2),
+        }  | self._more  # fmt: skip
+
+    def failed_rows(self) -> dict[str, dict[str, Any]]:
+        """Rows that could not be written or published, with their entries."""
+        found = {
+            row: entry for entry in self._entries if entry["stage"] == "validate" for row in entry.get("rows") or []
+        }
+        return found | self.publisher.failed
+
+    def run(self, free: Sequence[PlannedRow], alone: Sequence[PlannedRow]) -> str | None:
+        """Extract ``free`` rows in batches, then ``alone`` ones and those that failed, one by one.
+
+        Returns None when it came to its end, or the text of a crash.
+        """
+        batches = plan.pack(free, self.job.config.extract.batch_tokens)
+        every = [*batches, *([row] for row in alone)]
+        longest = max(row.length for batch in every for row in batch)
+        session = Session(self.job.config, self.job.target, self.stage, longest)
+        begun, loaded = time.perf_counter(), None
+        lone: Sequence[PlannedRow] = ()
         try:
-            llm = _load(config, target, longest + 2)
-            loaded = time.perf_counter()
-            log(f"extract: engine ready after {loaded - begun:.0f} s")
-            answers = _rpc(llm, "draftsmith_attach", str((staging / "plan.json").resolve()), str(staging.resolve()))
-            first = answers[0]
-            log(
-                f"extract: {first['model']} on {first['runner']}, states read by {first['method']}, layers {target['layers']} and the final one"
-            )
-            publisher.start()
-            progress = Progress(
-                sum(len(batch) for batch in batches), sum(row.length for batch in batches for row in batch)
-            )
-            _feed(llm, config, batches, tokens, publisher, progress, termination)
-            drained = next(answer for answer in _rpc(llm, "draftsmith_drain") if answer["rank"] == 0)
-            publisher.finish()
-            progress.show(publisher, always=True)
-        except BaseException as error:
-            # A worker's files may be complete though the engine is not: publish what is right, then tell all that is known.
-            with contextlib.suppress(BaseException):
-                publisher.finish()
-            entries = ledger.read(staging / "errors")
-            if isinstance(error, DraftsmithError | KeyboardInterrupt) and not entries:
-                raise
-            text = "\n".join(ledger.text(entry) for entry in entries)
-            with contextlib.suppress(OSError):
-                write_json(
-                    folder / ".ledger" / f"{time.time_ns()}.json", [*entries, ledger.describe(error, stage="driver")]
-                )
-            if shutil.disk_usage(folder).free < _FULL or _is_full(error):
-                text += f"\n{folder}: the disk is full; free some, or name another folder in extract.store, and run the same command again"
-            raise ExtractionFailed(
-                f"{publisher.batches} batches were published before this\n{text or 'the workers recorded no error: the cause is above, in the log of the engine'}"
-            ) from error
+            with session:
+                session.attach(
+                    self.job.fingerprint, self.job.stored,
+                    max(sum(row.length for row in batch) for batch in every), max(len(batch) for batch in every),
+                )  # fmt: skip
+                self.publisher.start()
+                loaded = time.perf_counter()
+                self._load_seconds = loaded - begun
+                stop = self._stop(session)
+                self._feed(session, batches, stop, 2 * self.job.config.engine.max_num_seqs)
+                lone = [*alone, *self._failed_once(free)]
+                if lone and not self.stopped:
+                    log(f"extract: {len(lone)} rows failed before and are tried again, each alone")
+                    for row in lone:
+                        if not self.stopped:
+                            self._feed(session, [[row]], stop, 1)
+                self._more |= {
+                    "method": session.attached["method"], "runner": session.attached["runner"],
+                    "startup": {name: round(value, 2) for name, value in session.seconds.items()},
+                }  # fmt: skip
+                self.publisher.finish()
+                self.progress.show(self.publisher, always=True)
+            return None
+        except Exception as error:
+            return self._crash(error, session)
         finally:
-            if llm is not None:
-                _shut_down(llm)
-        for entry in ledger.read(staging / "errors"):
-            for row in entry.get("rows") or []:
-                publisher.failed.setdefault(row, entry)
-    seconds = time.perf_counter() - loaded
-    return {
-        "batches": publisher.batches, "tokens": publisher.tokens, "bytes": publisher.bytes,
-        "load_seconds": round(loaded - begun, 2), "seconds": round(seconds, 2), "tokens_per_second": round(publisher.tokens / seconds, 1),
-        "method": first["method"], "runner": first["runner"], "writer": drained,
-        "failed": [{"row_id": row, "error": f"{e['type']}: {e['message']}", "traceback": e["traceback"]} for row, e in publisher.failed.items()],
-    }  # fmt: skip
+            self._run_seconds = time.perf_counter() - (loaded or time.perf_counter())
+
+    def _stop(self, session: Session) -> Callable[[], str | None]:
+        room = Room(self.job.folder, session.buffered_bytes)
+
+        def stop() -> str | None:
+            self.stopped = self.stopped or (self.termination.name if self.termination.asked else room.short())
+            return self.stopped
+
+        return stop
+
+    def _feed(self, session: Session, batches: Any, stop: Callable[[], str | None], at_once: int) -> None:
+        if not batches:
+            return
+        alone = len(batches) == 1 and len(batches[0]) == 1
+        self._more["writer"] = session.feed(batches, self.job.tokens, self.publisher, self.progress, stop, at_once)
+        self._entries = ledger.read(session.errors)
+        for row, entry in self.failed_rows().items():
+            if alone and row == batches[0][0].row_id:
+                self._blame([row], entry, alone=True)
+
+    def _failed_once(self, rows: Sequence[PlannedRow]) -> list[PlannedRow]:
+        failed = self.failed_rows()
+        again = [row for row in rows if row.row_id in failed and row.row_id not in self.publisher.published]
+        for row in again:
+            self._blame([row.row_id], failed[row.row_id], alone=False)
+        return again
+
+    def _blame(self, rows: Sequence[str], entry: dict[str, Any], alone: bool) -> None:
+        before = len(self.tries.quarantined)
+        self.tries.blame(rows, entry, alone)
+        self.newly_quarantined += len(self.tries.quarantined) - before
+
+    def _crash(self, error: Exception, session: Session) -> str:
+        # A worker's files may be complete though the engine is not: publish what is right, then tell all that is known.
+        with contextlib.suppress(Exception):
+            self.publisher.finish()
+        self._entries = ledger.read(session.errors)
+        entries = [entry for entry in self._entries if entry["stage"] not in ("validate", "publish")]
+        if session.killed:
+            entries.append(session.killed)
+        entries.sort(key=lambda entry: entry["time"])
+        running = [row.row_id for row in session.running.values()]
+        suspected = suspects(entries, running) if session.running else []
+        own = ledger.describe(error, stage="driver", rows=running or None)
+        first = (entries or [own])[0]
+        alone = len(running) == 1
+        self._blame(suspected, first | {"rows": suspected}, alone)
+        kept = ledger.keep(
+            self.job.folder, [*self._entries, *([session.killed] if session.killed else []), own], suspected
+        )
+        self.full = is_full(error, self.job.folder)
+        return _sentence(
+            self.job.folder, self.publisher, first, [*entries, *([] if entries else [own])], kept, self.full
+        )
 
 
-def _is_full(error: BaseException | None) -> bool:
-    while error is not None:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-@contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
-    # A short path of its own, for sockets that vLLM leaves behind.
-    path = Path(tempfile.mkdtemp(prefix="ds-"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _load(config: Config, target: dict[str, Any], max_model_len: int) -> Any:
-    arguments = engine.vllm_arguments(config, target, max_model_len)
-    # A cached prefix would never pass through the model, so its states would never be seen.
-    arguments["enable_prefix_caching"] = False
-    arguments["worker_extension_cls"] = "draftsmith.extract_shard.worker.CaptureExtension"
-    log(f"extract: loading {target['path']} with {arguments}")
-    from vllm import LLM
-
-    return LLM(**arguments)
-
-
-def _rpc(llm: Any, method: str, *args: Any) -> list[dict[str, Any]]:
-    answers = llm.collective_rpc(method, args=args)
-    for answer in answers:
-        if not answer["ok"]:
-            raise ExtractionFailed(f"{method} failed\n{ledger.text(answer)}")
-    return list(answers)
-
-
-def _feed(
-    llm: Any, config: Config, batches: Sequence[Sequence[PlannedRow]], tokens: dict[str, list[int]],
-    publisher: Publisher, progress: Progress, termination: Termination,
-) -> None:  # fmt: skip
-    from vllm import SamplingParams, TokensPrompt
-
-    from draftsmith.extract_shard.worker import request_id
-
-    core = llm.llm_engine
-    greedy = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-    waiting = deque((index, place, row) for index, batch in enumerate(batches) for place, row in enumerate(batch))
-    running: dict[str, PlannedRow] = {}
-    at_once = 2 * config.engine.max_num_seqs
-    stopping = False
-    while waiting or running:
-        if publisher.error is not None:
-            raise publisher.error
-        if termination.asked and not stopping:
-            stopping = True
-            # Finish the batches that have begun, so that nothing computed is lost, and begin no other.
-            begun = waiting[0][0] if waiting and waiting[0][1] > 0 else None
-            waiting = deque(item for item in waiting if item[0] == begun)
-            log(
-                f"extract: {termination.name}: no new batch is begun, {len(waiting) + len(running)} rows of open batches are finished"
-            )
-        while waiting and len(running) < at_once:
-            index, place, row = waiting.popleft()
-            request = request_id(index, place)
-            running[request] = row
-            core.add_request(request, TokensPrompt(prompt_token_ids=tokens[row.row_id]), greedy)
-        for output in core.step() if running else []:
-            if output.finished:
-                row = running.pop(output.request_id)
-                publisher.sampled[row.row_id] = output.outputs[0].token_ids[0]
-                progress.add(row.length)
-        progress.show(publisher)
-
-
-def _shut_down(llm: Any) -> None:
-    # Ends the engine's processes now; left to the garbage collector they would outlive an error's traceback.
-    with contextlib.suppress(BaseException):
-        llm.llm_engine.engine_core.shutdown()
+def _sentence(
+    folder: Path,
+    publisher: Publisher,
+    first: dict[str, Any],
+    entries: Sequence[dict[str, Any]],
+    kept: Path | None,
+    full: bool,
+) -> str:
+    where = " ".join(f"{name} {first[name]}" for name in ("stage", "rank") if first.get(name) is not None)
+    text = (
+        f"extraction broke off: {first['type']} ({where}); {publisher.batches} batches of this start are in the store"
+        f"{f'; all of it is in {kept}' if kept else ''}\n{ledger.cause_last(entries)}"
+    )
+    if full:
+        text += f"\n{folder}: the disk is full; free some, or name another folder in extract.store, and run the same command again"
+    return text

@@ -5,10 +5,17 @@ from __future__ import annotations
 import os
 import time
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json, write_json
+
+# Names the folder of records to every process of the engine.
+ERRORS = "DRAFTSMITH_ERRORS"
+_ROWS_SHOWN = 5
 
 
 def describe(error: BaseException, **where: Any) -> dict[str, Any]:
@@ -35,7 +42,31 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return [read_json(path) for path in sorted(folder.glob("*.json"))]
 
 
+def keep(folder: Path, entries: Sequence[dict[str, Any]], suspects: Sequence[str]) -> Path | None:
+    """Put a crash into the store's own ledger, ``folder/.ledger``; None when the disk takes no more."""
+    path = folder / ".ledger" / f"{time.time_ns()}-{os.getpid()}.json"
+    with suppress(OSError):
+        write_json(path, {"suspects": list(suspects), "errors": list(entries)})
+        return path
+    return None
+
+
+def suspects_in(path: Path) -> list[str]:
+    """Suspected rows of an entry that :func:`keep` wrote; none where it cannot be read."""
+    with suppress(DraftsmithError, OSError, KeyError, TypeError):
+        return list(read_json(path)["suspects"])
+    return []
+
+
 def text(entry: dict[str, Any]) -> str:
     """An entry for a person to read: where it happened, then the traceback."""
-    where = ", ".join(f"{key} {entry[key]}" for key in ("stage", "rank", "rows") if entry.get(key) is not None)
-    return f"--- {entry['type']} ({where or 'driver'}) ---\n{entry['traceback']}"
+    rows = entry.get("rows") or []
+    more = f" and {len(rows) - _ROWS_SHOWN} more" if len(rows) > _ROWS_SHOWN else ""
+    where = [f"{key} {entry[key]}" for key in ("stage", "rank") if entry.get(key) is not None]
+    where += [f"rows {', '.join(rows[:_ROWS_SHOWN])}{more}"] if rows else []
+    return f"--- {entry['type']} ({', '.join(where) or 'driver'}) ---\n{entry['traceback'].rstrip()}"
+
+
+def cause_last(entries: Sequence[dict[str, Any]]) -> str:
+    """All entries for a person to read: the last lines of a terminal are read first, so the earliest comes last."""
+    return "\n".join(text(entry) for entry in reversed(entries))

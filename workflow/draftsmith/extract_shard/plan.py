@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from draftsmith import store
 from draftsmith.errors import DraftsmithError
+from draftsmith.rows import read_rows, stored_length
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,22 @@ def share(rows: Sequence[PlannedRow], scatteritem: str, batch_tokens: int) -> li
 def missing(rows: Sequence[PlannedRow], present: Container[str]) -> list[PlannedRow]:
     """Rows that the store does not hold yet."""
     return [row for row in rows if row.row_id not in present]
+
+
+def stored_rows(rows: Path, supervised_only: bool) -> dict[str, PlannedRow]:
+    """The row that the store holds for each row of rows.parquet, by its row_id and in the file's order.
+
+    With ``supervised_only`` that is the row cut by :func:`draftsmith.rows.stored_length`, the first tokens of the whole one. As a target
+    looks at earlier tokens alone, its states are those of the whole row. A cut row is a row like any other, with the hash of
+    its own tokens as its id, so that two rows may have the same one.
+    """
+    if not supervised_only:
+        table = read_rows(rows, ["row_id", "length"])
+        return {row: PlannedRow(row, int(length)) for row, length in zip(table["row_id"], table["length"], strict=True)}
+    table = read_rows(rows, ["row_id", "length", "span_ends", "input_ids"])
+    found: dict[str, PlannedRow] = {}
+    columns = (table[name] for name in ("row_id", "length", "span_ends", "input_ids"))
+    for row, length, ends, ids in zip(*columns, strict=True):
+        left = stored_length(int(length), ends)
+        found[row] = PlannedRow(row if left == length else store.row_id(ids[:left]), left)
+    return found

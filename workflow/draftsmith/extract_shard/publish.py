@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,115 +18,155 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import ledger
 from draftsmith.files import fsync_folder
 from draftsmith.log import log
+from draftsmith.store.verification import Journal
 from draftsmith.target_weights import head_weight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 # Relative to the largest logit: how far below it the engine's token may be. The engine multiplies in the target's precision.
-_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3}
+_TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3, "fp8": 1e-1}
+# The largest share of its time that the publisher may spend on the check: a head of 160,000 tokens is 2 GB to read.
+_CHECK_SHARE = 0.1
 
 
 class HeadCheck:
     """Compares final states with sampled tokens by the checkpoint's head."""
 
-    def __init__(self, folder: Path, dtype: str) -> None:
-        self._folder, self._dtype = folder, dtype
+    def __init__(self, folder: Path, precision: str) -> None:
+        """``precision`` is that of the stored states: a dtype's name, or 'fp8'."""
+        self._folder, self._tolerance = folder, _TOLERANCE[precision]
+        self._double = precision == "float32"
         self._head: Tensor | None = None
         self.available = True
 
-    def disagreement(self, final: Tensor, sampled: int) -> str | None:
-        """Why state ``final`` [H] cannot have given the greedy token ``sampled``; None when it can."""
+    def _load(self) -> None:
+        try:
+            head = head_weight(self._folder)
+        except DraftsmithError as error:
+            self.available = False
+            log(f"extract: the engine's tokens are not compared with the states: {error}")
+            return
+        self.available = head.is_floating_point() and head.element_size() >= 2
+        self._head = head.float() if self._double else head
+
+    def disagreements(self, finals: Tensor, sampled: list[int]) -> list[str | None]:
+        """For each state of ``finals`` [N, H] why it cannot have given the greedy token in ``sampled``; None when it can."""
         if self._head is None and self.available:
-            try:
-                head = head_weight(self._folder)
-                self.available = head.is_floating_point() and head.element_size() >= 2
-                self._head = head if self.available else None
-            except DraftsmithError as error:
-                self.available = False
-                log(f"the engine's tokens are not compared with the states: {error}")
+            self._load()
         if self._head is None:
-            return None
-        if not 0 <= sampled < self._head.shape[0]:
-            return f"the engine sampled token {sampled}, the head has {self._head.shape[0]}"
-        logits = (
-            (self._head.to(final.dtype) @ final).float()
-            if self._dtype != "float32"
-            else self._head.float() @ final.float()
-        )
+            return [None] * len(sampled)
+        logits = (finals.to(self._head.dtype) @ self._head.T).float()
+        return [self._compare(row, token) for row, token in zip(logits, sampled, strict=True)]
+
+    def _compare(self, logits: Tensor, token: int) -> str | None:
+        if not 0 <= token < len(logits):
+            return f"the engine sampled token {token}, the head has {len(logits)}"
         best = int(logits.argmax())
-        scale = float(logits.abs().max())
-        gap = float(logits[best] - logits[sampled])
-        if gap <= _TOLERANCE[self._dtype] * scale:
+        scale, gap = float(logits.abs().max()), float(logits[best] - logits[token])
+        # Not `gap > …`: a NaN must fail.
+        if gap <= self._tolerance * scale:
             return None
-        return f"lm_head of the stored final state gives token {best}, the engine sampled {sampled} ({gap:.4g} lower, of {scale:.4g})"
+        return f"lm_head of the stored final state gives token {best}, the engine sampled {token} ({gap:.4g} lower, of {scale:.4g})"
 
 
 class Publisher(threading.Thread):
     """Watches the staging folder and publishes what is right, beside the driver's loop."""
 
     def __init__(
-        self, staging: Path, folder: Path, check: HeadCheck | None, verify_rows: int, interval: float = 0.2
+        self, staging: Path, folder: Path, check: HeadCheck | None, verify_rows: int, interval: float = 0.1
     ) -> None:
         super().__init__(name="draftsmith-publisher", daemon=True)
-        self.staging, self.folder, self.check, self.verify_rows, self.interval = (
-            staging,
-            folder,
-            check,
-            verify_rows,
-            interval,
-        )
+        self.staging, self.folder, self.interval = staging, folder, interval
+        self.check, self.verify_rows = check, verify_rows if check is not None else 0
         self.sampled: dict[str, int] = {}
         self.published: set[str] = set()
         self.failed: dict[str, dict[str, Any]] = {}
         self.batches = self.bytes = self.tokens = 0
         self.error: BaseException | None = None
+        self._journal = Journal(folder)
         self._end = threading.Event()
+        self._scanning = threading.Lock()
 
     def run(self) -> None:
         """Scan until :meth:`finish`."""
         try:
-            while not self._end.wait(self.interval):
-                self.scan()
+            pause = self.interval
+            while not self._end.wait(pause):
+                pause = max(self.interval, self.scan() / _CHECK_SHARE)
         except BaseException as error:
             self.error = error
 
-    def finish(self) -> None:
-        """Stop the thread, look a last time, and raise what went wrong in it."""
-        self._end.set()
-        if self.is_alive():
-            self.join()
+    def settle(self) -> None:
+        """Publish what is there now; raise what went wrong in the thread."""
         if self.error is not None:
             raise self.error
         self.scan()
 
-    def scan(self) -> None:
-        """Publish every staged file whose rows have been answered by the engine."""
-        for path in sorted(self.staging.glob(f"*{store.SUFFIX}")):
-            header, _ = store.read_header(path)
-            if all(row in self.sampled for row in header.rows[: self.verify_rows]):
-                self._publish(path)
+    def finish(self) -> None:
+        """Stop the thread and look a last time."""
+        self._end.set()
+        if self.is_alive():
+            self.join()
+        self.settle()
 
-    def _publish(self, path: Path) -> None:
-        batch = store.open_batch(path)
-        header = batch.header
-        for place, row in enumerate(header.rows):
+    def scan(self) -> float:
+        """Publish every staged file whose rows have been answered by the engine; gives the seconds that the check took."""
+        with self._scanning:
+            ready = []
+            for path in sorted(self.staging.glob(f"*{store.SUFFIX}")):
+                batch = store.open_batch(path)
+                if all(row in self.sampled for row in batch.header.rows[: self.verify_rows]):
+                    ready.append(batch)
+            if not ready:
+                return 0.0
+            begun = time.perf_counter()
+            reasons = self._check(ready)
+            took = time.perf_counter() - begun if self.verify_rows else 0.0
+            for batch, reason in zip(ready, reasons, strict=True):
+                self._publish(batch, reason or _foreign_ids(batch))
+            return took
+
+    def _check(self, batches: list[store.BatchFile]) -> list[str | None]:
+        import torch
+
+        places = [(batch, place) for batch in batches for place in range(min(self.verify_rows, len(batch.header.rows)))]
+        if self.check is None or not places:
+            return [None] * len(batches)
+        finals = torch.stack([batch.last_state(place) for batch, place in places])
+        found = self.check.disagreements(finals, [self.sampled[batch.header.rows[place]] for batch, place in places])
+        reasons: dict[Path, str] = {}
+        for (batch, place), reason in zip(places, found, strict=True):
+            if reason is not None:
+                reasons.setdefault(batch.path, f"{batch.path.name}, row {batch.header.rows[place]}: {reason}")
+        return [reasons.get(batch.path) for batch in batches]
+
+    def _publish(self, batch: store.BatchFile, reason: str | None) -> None:
+        header, path = batch.header, batch.path
+        if reason is not None:
             try:
-                # Compares the token ids, whose hash the row's id is, and the checksum of what the disk gives back.
-                states = batch.row(place)
-                if self.check is not None and place < self.verify_rows:
-                    reason = self.check.disagreement(states.final[-1], self.sampled[row])
-                    if reason is not None:
-                        raise ValueError(f"{path.name}, row {row}: {reason}")
-            except (ValueError, store.StoreError) as error:
+                raise ValueError(reason)
+            except ValueError as error:
                 entry = ledger.record(self.staging / "errors", error, stage="publish", rows=header.rows)
-                log(ledger.text(entry))
-                self.failed.update(dict.fromkeys(header.rows, entry))
-                path.unlink()
-                return
-        os.replace(path, self.folder / path.name)
+            log(ledger.text(entry))
+            self.failed.update(dict.fromkeys(header.rows, entry))
+            path.unlink()
+            return
+        target = self.folder / path.name
+        os.replace(path, target)
         fsync_folder(self.folder)
+        self._journal.add(target)
+        for row in header.rows:
+            self.failed.pop(row, None)
         self.published.update(header.rows)
         self.batches += 1
         self.tokens += header.tokens
-        self.bytes += (self.folder / path.name).stat().st_size
+        self.bytes += target.stat().st_size
+
+
+def _foreign_ids(batch: store.BatchFile) -> str | None:
+    """Why the token ids that the engine saw are not the rows' own; a row's id is their hash."""
+    for place, row in enumerate(batch.header.rows):
+        if store.row_id(batch.token_ids(place).numpy()) != row:
+            return f"{batch.path.name}, row {row}: the engine saw other token ids than the row has"
+    return None

@@ -1,15 +1,17 @@
 """The part that runs inside vLLM's workers: pairs each step's states with its requests and fills the batch buffers.
 
 vLLM mixes :class:`CaptureExtension` into its own worker class (``worker_extension_cls``). The driver calls
-``draftsmith_attach`` once the model is loaded, then feeds requests named by :func:`request_id`.
+``draftsmith_attach`` once the model is loaded, tells by ``draftsmith_expect`` which batches come, then feeds requests named
+by :func:`request_id`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from torch import Tensor
 
 from draftsmith import store, vllm_compat
 from draftsmith.extract_shard import ledger
-from draftsmith.extract_shard.buffers import OpenBatch, Writer
+from draftsmith.extract_shard.buffers import OpenBatch, Ring
 from draftsmith.extract_shard.capture import Capture
+from draftsmith.extract_shard.writer import Writer
 from draftsmith.files import read_json
 
 # vLLM may add a suffix of its own to a request's id.
@@ -44,6 +47,10 @@ class CaptureExtension:
         self.draftsmith = Recorder(self.model_runner, read_json(plan), staging)  # type: ignore[attr-defined]
         return self.draftsmith.describe()
 
+    def draftsmith_expect(self, plan: str) -> dict[str, Any]:
+        """Batches that will come next: a JSON file with a list of {rows, lengths}, numbered on from those before."""
+        return _answer(self, lambda: self.draftsmith.expect(read_json(Path(plan))))
+
     def draftsmith_drain(self) -> dict[str, Any]:
         """Wait until every complete batch is on the disk; gives figures."""
         return _answer(self, lambda: self.draftsmith.drain())
@@ -63,82 +70,77 @@ class Recorder:
     def __init__(self, runner: Any, plan: dict[str, Any], staging: Path) -> None:
         self.runner, self.staging = runner, staging
         self.rank = vllm_compat.tensor_parallel_rank()
-        self.batches: list[tuple[list[str], list[int]]] = [
-            (batch["rows"], batch["lengths"]) for batch in plan["batches"]
-        ]
+        self.storage = plan["storage"]
+        self.batches: list[tuple[list[str], list[int]]] = []
         self.open: dict[int, OpenBatch] = {}
-        self.capture = Capture(runner.get_model(), plan["layers"], plan["num_layers"])
-        self.steps = 0
+        self.rows_in_step: list[str] = []
+        self.steps = self.restarts = 0
         self.collect_seconds = 0.0
         self.device = runner.device
         self.copies = torch.cuda.Stream() if self.device.type == "cuda" else None
-        dtype = plan["dtype"]
+        self.capture = Capture(runner.get_model(), plan["layers"], plan["num_layers"])
 
         def header(rows: list[str], lengths: list[int], checksums: list[str]) -> store.BatchHeader:
             return store.BatchHeader(
-                fingerprint=plan["fingerprint"], target=plan["target"], layers=plan["layers"], dtype=dtype, hidden_size=plan["hidden_size"],
-                rows=rows, lengths=lengths, checksums=checksums, vllm=vllm_compat.version(),
+                fingerprint=plan["fingerprint"], target=plan["target"], layers=plan["layers"], dtype=plan["dtype"], storage=plan["storage"],
+                hidden_size=plan["hidden_size"], rows=rows, lengths=lengths, checksums=checksums, vllm=vllm_compat.version(),
             )  # fmt: skip
 
-        tokens = max((sum(lengths) for _, lengths in self.batches), default=0)
-        rows = max((len(lengths) for _, lengths in self.batches), default=0)
-        capacity = (
-            tokens * (store.bytes_per_token(len(plan["layers"]), plan["hidden_size"], dtype) + 4) + (rows + 1) * 8
+        self.dtype = getattr(torch, plan["dtype"])
+        self.ring = Ring(
+            header, plan["buffer_bytes"], plan["buffer_tokens"], self.copies is not None, plan["in_writing"]
         )
-        self.writer = Writer(staging, header, capacity, plan["writer_threads"], self.copies is not None, self.failed)
+        if self.rank == 0 and self.copies is not None:
+            self.ring.prepare(plan["in_writing"] + 2)
+        self.writer = Writer(staging, self.ring, plan["writer_threads"], self.failed)
         self._execute = runner.execute_model
         runner.execute_model = self.execute_model
-        self._sample = runner.sample_tokens
-        runner.sample_tokens = self.sample_tokens
 
     def describe(self) -> dict[str, Any]:
-        """What the driver logs: how states are read, and by which model runner."""
+        """What the driver logs: how states are read, by which model runner, in which process."""
         return {
             "rank": self.rank,
+            "pid": os.getpid(),
             "method": self.capture.method,
             "model": type(self.capture.model).__name__,
             "runner": f"{type(self.runner).__module__}.{type(self.runner).__qualname__}",
         }
 
-    def failed(self, error: BaseException, rows: Sequence[str] | None = None) -> None:
-        """Put ``error`` on record, for the driver to find."""
-        ledger.record(
-            self.staging / "errors",
-            error,
-            stage="write" if rows else "step",
-            rank=self.rank,
-            rows=list(rows) if rows else None,
-        )
+    def expect(self, batches: list[dict[str, Any]]) -> dict[str, Any]:
+        """Take note of batches to come; gives the number of the first."""
+        first = len(self.batches)
+        self.batches += [(batch["rows"], batch["lengths"]) for batch in batches]
+        return {"rank": self.rank, "first": first}
 
-    def failed_step(self, error: BaseException) -> None:
-        """Put an error of the engine's step on record, as far as the disk still takes it; it is raised in any case."""
-        with suppress(OSError):
-            self.failed(error)
+    def failed(self, error: BaseException, rows: Sequence[str], stage: str) -> None:
+        """Put an error of the writers on record, for the driver to find."""
+        ledger.record(self.staging / "errors", error, stage=stage, rank=self.rank, rows=list(rows))
 
     def execute_model(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """The runner's own step; afterwards the states it left behind are collected."""
-        try:
-            if self.writer.error is not None:
-                raise RuntimeError("a batch could not be written") from self.writer.error
-            output = self._execute(scheduler_output, *args, **kwargs)
-            if self.rank == 0 and scheduler_output.total_num_scheduled_tokens and not kwargs.get("dummy_run"):
-                begun = time.perf_counter()
-                with torch.inference_mode():
-                    self.collect(scheduler_output)
-                self.collect_seconds += time.perf_counter() - begun
-                self.steps += 1
-            return output
-        except BaseException as error:
-            self.failed_step(error)
-            raise
+        if kwargs.get("dummy_run"):
+            return self._execute(scheduler_output, *args, **kwargs)
+        self.rows_in_step = [self._row(request) for request in scheduler_output.num_scheduled_tokens]
+        if self.writer.error is not None:
+            raise RuntimeError("a batch could not be written") from self.writer.error
+        output = self._execute(scheduler_output, *args, **kwargs)
+        if self.rank == 0 and scheduler_output.total_num_scheduled_tokens:
+            begun = time.perf_counter()
+            with torch.inference_mode():
+                self.collect(scheduler_output)
+            self.collect_seconds += time.perf_counter() - begun
+            self.steps += 1
+        return output
 
-    def sample_tokens(self, *args: Any, **kwargs: Any) -> Any:
-        """The runner's own sampling, with its errors put on record."""
-        try:
-            return self._sample(*args, **kwargs)
-        except BaseException as error:
-            self.failed_step(error)
-            raise
+    def _place(self, request: str) -> tuple[int, int]:
+        match = _REQUEST.match(request)
+        if match is None:
+            raise RuntimeError(f"the engine ran the request {request!r}, which this driver did not send")
+        return int(match[1]), int(match[2])
+
+    def _row(self, request: str) -> str:
+        batch, place = self._place(request)
+        return self.batches[batch][0][place]
 
     def collect(self, scheduler_output: Any) -> None:
         """Copy each request's part of the step's flat states to its place in its batch's buffer."""
@@ -148,24 +150,27 @@ class Recorder:
         lengths = [scheduled[request] for request in order]
         tokens = sum(lengths)
         aux, final = self.capture.take(tokens)
-        ids = vllm_compat.input_ids(self.runner, tokens).to(torch.int32)
-        # A NaN or infinity anywhere in a token's states survives both norms; zero means that one of its states is all zero.
-        inf = torch.inf
-        peaks = torch.minimum(
-            torch.linalg.vector_norm(aux, inf, dim=-1).amin(-1), torch.linalg.vector_norm(final, inf, dim=-1)
-        ).float()
-        broken = torch.linalg.vector_norm(aux, inf, dim=-1).amax(-1).float()
-        peaks = torch.where(torch.isfinite(broken), peaks, broken)
+        # Copies, as vLLM may fill the same memory anew while they are on their way.
+        ids = vllm_compat.input_ids(self.runner, tokens).to(torch.int32, copy=True)
+        final = final.clone()
+        touched: dict[int, OpenBatch] = {}
         if self.copies is not None:
             self.copies.wait_stream(torch.cuda.current_stream())
-        touched: dict[int, OpenBatch] = {}
-        with torch.cuda.stream(self.copies) if self.copies is not None else torch.no_grad():
+        with torch.cuda.stream(self.copies) if self.copies is not None else nullcontext():
+            # A NaN or infinity anywhere in a token's states survives both norms; zero means that one of its states is all zero.
+            norms = torch.cat(
+                [torch.linalg.vector_norm(aux, torch.inf, dim=-1), torch.linalg.vector_norm(final, torch.inf, dim=-1)[:, None]],
+                dim=1,
+            ).float()  # fmt: skip
+            low, high = norms.aminmax(dim=-1)
+            step = {"token_ids": ids, "peaks": torch.where(torch.isfinite(high), low, high)}
+            step |= self._stored(aux, final)
             at = 0
             for request, length in zip(order, lengths, strict=True):
-                self._place(request, starts[request], slice(at, at + length), aux, final, ids, peaks, touched)
+                self._copy(request, starts[request], slice(at, at + length), step, touched)
                 at += length
             if self.copies is not None:
-                for tensor in (aux, final, ids, peaks):
+                for tensor in (aux, final, ids):
                     tensor.record_stream(self.copies)
                 event = torch.cuda.Event()
                 event.record(self.copies)
@@ -175,38 +180,40 @@ class Recorder:
             if batch.complete:
                 self.writer.submit(self.open.pop(index))
 
-    def _place(
-        self,
-        request: str,
-        start: int,
-        part: slice,
-        aux: Tensor,
-        final: Tensor,
-        ids: Tensor,
-        peaks: Tensor,
-        touched: dict[int, OpenBatch],
+    def _stored(self, aux: Tensor, final: Tensor) -> dict[str, Tensor]:
+        if self.storage == "fp8":
+            # A layer at a time: the float32 in between is twice the states.
+            parts = [store.quantise(layer) for layer in aux.unbind(1)]
+            number, scale = store.quantise(final)
+            return {
+                "aux": torch.stack([part for part, _ in parts], dim=1), "aux_scale": torch.stack([s for _, s in parts], dim=1),
+                "final": number, "final_scale": scale,
+            }  # fmt: skip
+        return {"aux": aux.to(self.dtype), "final": final.to(self.dtype)}
+
+    def _copy(
+        self, request: str, start: int, part: slice, step: dict[str, Tensor], touched: dict[int, OpenBatch]
     ) -> None:
-        match = _REQUEST.match(request)
-        if match is None:
-            raise RuntimeError(f"the engine ran the request {request!r}, which this driver did not send")
-        index, place = int(match[1]), int(match[2])
+        index, place = self._place(request)
         rows, lengths = self.batches[index]
         # Asynchronous scheduling may run on past the prompt before it learns that the request has ended.
         count = min(part.stop - part.start, lengths[place] - start)
         if count <= 0:
             return
         if index not in self.open:
-            self.open[index] = self.writer.open(rows, lengths)
+            self.open[index] = self.ring.open(rows, lengths)
         batch = self.open[index]
-        to = int(batch.offsets[place]) + start
+        to = batch.starts[place] + start
         source, target = slice(part.start, part.start + count), slice(to, to + count)
-        for buffer, values in ((batch.aux, aux), (batch.final, final), (batch.token_ids, ids), (batch.peaks, peaks)):
+        for name, values in step.items():
+            buffer = batch.peaks if name == "peaks" else batch.views[name]
             buffer[target].copy_(values[source], non_blocking=True)
         # A preempted request starts again at 0, so this is set, not added up.
         if start > batch.filled[place]:
             raise RuntimeError(
                 f"row {rows[place]}: tokens {batch.filled[place]} to {start} never came: is prefix caching on?"
             )
+        self.restarts += start < batch.filled[place]
         batch.filled[place] = start + count
         touched[index] = batch
 
@@ -216,9 +223,10 @@ class Recorder:
         return {
             "rank": self.rank,
             "bytes_written": self.writer.bytes_written,
-            "buffers": self.writer.buffers,
-            "blocked_seconds": round(self.writer.blocked_seconds, 3),
+            "buffers": self.ring.made,
+            "blocked_seconds": round(self.ring.blocked_seconds, 3),
             "collect_seconds": round(self.collect_seconds, 3),
             "steps": self.steps,
+            "restarts": self.restarts,
             "open_batches": len(self.open),
         }

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from draftsmith import engine
+from draftsmith import engine, vllm_compat
 from draftsmith.config import Config
 from draftsmith.log import log
 
@@ -46,6 +46,7 @@ class Generator:
         log(f"regenerate: loading {self._target['path']} with {arguments}")
         from vllm import LLM
 
+        vllm_compat.pass_over_foreign_objects()
         self._llm = LLM(**arguments)
         log(f"regenerate: engine ready after {time.monotonic() - begun:.0f} s")
         return self

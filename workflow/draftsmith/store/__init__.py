@@ -1,18 +1,22 @@
 """The store: batch files of hidden states that are complete or absent.
 
-:mod:`~draftsmith.store.format` says what a file holds, :mod:`~draftsmith.store.index` finds what a folder holds, and
-:mod:`~draftsmith.store.reader` gives rows to training.
+:mod:`~draftsmith.store.format` says what a file holds, :mod:`~draftsmith.store.verification` whether it still does,
+:mod:`~draftsmith.store.index` finds what a folder holds, and :mod:`~draftsmith.store.reader` gives rows to training.
 """
 
 from draftsmith.store.format import (
+    AGAIN,
     FORMAT_VERSION,
     SUFFIX,
     BatchHeader,
+    DamagedFile,
+    OtherFormat,
     Storage,
     StoreError,
     batch_name,
     buffer,
     bytes_per_token,
+    check_belongs,
     checksum,
     dequantise,
     fingerprint,
@@ -25,14 +29,19 @@ from draftsmith.store.format import (
     stored_as,
     tensors,
 )
-from draftsmith.store.index import StoreIndex, scan
+from draftsmith.store.index import StoreIndex, scan, trusted
 from draftsmith.store.reader import BatchFile, Row, StoreReader, open_batch
+from draftsmith.store.verification import Journal
 
 __all__ = [
+    "AGAIN",
     "FORMAT_VERSION",
     "SUFFIX",
     "BatchFile",
     "BatchHeader",
+    "DamagedFile",
+    "Journal",
+    "OtherFormat",
     "Row",
     "Storage",
     "StoreError",
@@ -41,6 +50,7 @@ __all__ = [
     "batch_name",
     "buffer",
     "bytes_per_token",
+    "check_belongs",
     "checksum",
     "dequantise",
     "fingerprint",
@@ -54,4 +64,5 @@ __all__ = [
     "shapes",
     "stored_as",
     "tensors",
+    "trusted",
 ]

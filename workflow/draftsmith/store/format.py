@@ -11,17 +11,20 @@ from the row itself (:func:`fingerprint`). A batch file is a safetensors file na
     offsets      [R + 1]    int64, row r is tokens offsets[r] to offsets[r + 1]
 
 Its header's ``__metadata__["draftsmith"]`` is JSON with what a stranger needs to trust it (:class:`BatchHeader`), a
-checksum for each row among it. Which shard or host wrote a file plays no part: any of them finds a row that is there.
+checksum for each row among it, and ``__metadata__["xxh3"]`` is the checksum of that text. With the token ids, whose hash a
+row's id is, and the offsets, which follow from the lengths, no byte of a file can change unseen. Which shard or host wrote
+a file plays no part: any of them finds a row that is there.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import xxhash
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -35,16 +38,27 @@ if TYPE_CHECKING:
 # Raise it when the bytes of a batch file come to mean something else; every store then starts anew.
 FORMAT_VERSION = 2
 SUFFIX = ".safetensors"
+AGAIN = "snakemake with `--forcerun extract_shard` computes its rows again"
+"""The mend, for messages about a file that is gone or damaged."""
 Storage = Literal["plain", "fp8"]
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4}
 _SAFETENSORS_NAME = {
     "float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3", "int64": "I64", "int32": "I32",
 }  # fmt: skip
-_NAMES = ("aux", "final", "aux_scale", "final_scale")
+# In the order in which a row's checksum runs over them.
+CHECKED = ("aux", "final", "aux_scale", "final_scale")
 
 
 class StoreError(DraftsmithError):
-    """A batch file that cannot be trusted; its sentence names the file and the row."""
+    """States that cannot be had; its sentence names the file and the row."""
+
+
+class DamagedFile(StoreError):
+    """A file that is not, or no longer, what a writer of the store left under its name: damaged, or foreign."""
+
+
+class OtherFormat(StoreError):
+    """A batch file of another format version: sound perhaps, but not for this program."""
 
 
 class BatchHeader(BaseModel):
@@ -147,7 +161,8 @@ def layout(header: BatchHeader) -> tuple[bytes, dict[str, tuple[int, int]]]:
 
     Every tensor starts at a multiple of 8 bytes and the data at one of 64, so that mapped views are aligned for every dtype.
     """
-    entries: dict[str, Any] = {"__metadata__": {"draftsmith": header.model_dump_json()}}
+    written = header.model_dump_json()
+    entries: dict[str, Any] = {"__metadata__": {"draftsmith": written, "xxh3": checksum(written.encode())}}
     places: dict[str, tuple[int, int]] = {}
     position = 0
     for tensor, (dtype, shape) in _aligned(shapes(header)).items():
@@ -184,7 +199,7 @@ def tensors(header: BatchHeader, places: Mapping[str, tuple[int, int]], part: An
 
 def row_parts(views: Mapping[str, Tensor], rows: slice) -> list[Any]:
     """The buffers that a row's checksum runs over."""
-    return [buffer(views[name][rows]) for name in _NAMES if name in views]
+    return [buffer(views[name][rows]) for name in CHECKED if name in views]
 
 
 def buffer(tensor: Tensor) -> memoryview:
@@ -214,25 +229,84 @@ def dequantise(states: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (states.float() * scale.unsqueeze(-1)).to(dtype)
 
 
-def read_header(path: Path) -> tuple[BatchHeader, dict[str, tuple[int, int]]]:
-    """Read and check the head of a batch file; the states themselves are not read.
+def read_metadata(file: BinaryIO, path: Path) -> tuple[dict[str, Any], bytes]:
+    """What the file at ``path``, open as ``file``, says of itself, in any format version, and its head as it lies there.
 
-    Raises :class:`StoreError` when the file is cut short, has bytes too many, or is no batch file.
+    Raises :class:`DamagedFile` when it is no batch file.
     """
     try:
-        with open(path, "rb") as file:
-            (size,) = struct.unpack("<Q", file.read(8))
-            entries = json.loads(file.read(min(size, 1 << 28)))
-        written = json.loads(entries["__metadata__"]["draftsmith"])
-        version = written.get("format")
-        header = BatchHeader.model_validate(written) if version == FORMAT_VERSION else None
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, ValidationError) as error:
-        raise StoreError(f"{path}: no readable batch file ({type(error).__name__})") from error
-    if header is None:
-        raise StoreError(f"{path}: has format {version}, this version reads {FORMAT_VERSION}")
-    head, places = layout(header)
-    expected = max(at + length for at, length in places.values())
-    actual = path.stat().st_size
-    if len(head) != 8 + size or actual != expected:
-        raise StoreError(f"{path}: is {actual} bytes long and should be {expected}")
+        start = file.read(8)
+        (size,) = struct.unpack("<Q", start)
+        text = file.read(min(size, 1 << 28))
+        metadata = json.loads(text)["__metadata__"]
+        written = metadata["draftsmith"]
+        # Format 1 had no checksum here.
+        if metadata.get("xxh3", "") not in ("", checksum(written.encode())):
+            raise DamagedFile(f"{path}: its head does not have its checksum")
+        values = json.loads(written)
+        if not isinstance(values["format"], int):
+            raise TypeError
+        return values, start + text
+    except OSError as error:
+        raise DamagedFile(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DamagedFile(f"{path}: is no readable batch file ({type(error).__name__})") from error
+
+
+def read_head(file: BinaryIO, path: Path) -> tuple[BatchHeader, dict[str, tuple[int, int]]]:
+    """As :func:`read_header`, of a file that is open already: what is read next is then of the same file, whatever has taken
+    its name in the meantime.
+    """
+    values, found = read_metadata(file, path)
+    if values["format"] != FORMAT_VERSION:
+        raise OtherFormat(f"{path}: has format {values['format']}, this version reads {FORMAT_VERSION}")
+    try:
+        header = BatchHeader.model_validate(values)
+        head, places = layout(header)
+    except (ValidationError, KeyError) as error:
+        raise DamagedFile(f"{path}: is no readable batch file ({type(error).__name__})") from error
+    expected, actual = max(at + size for at, size in places.values()), os.fstat(file.fileno()).st_size
+    if actual != expected:
+        raise DamagedFile(f"{path}: is {actual} bytes long and should be {expected}")
+    if found != head:
+        raise DamagedFile(f"{path}: its head is not what its writer wrote")
     return header, places
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a batch file for reading.
+
+    Raises :class:`FileNotFoundError` when it is gone, :class:`StoreError` when it may not be read, which is no damage.
+    """
+    try:
+        return open(path, "rb")
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise StoreError(
+            f"{path}: may not be read ({error.strerror}); let its owner make the store readable for all who share it"
+        ) from error
+    except OSError as error:
+        raise DamagedFile(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def read_header(path: Path) -> tuple[BatchHeader, dict[str, tuple[int, int]]]:
+    """Read and check the head of a batch file, and for each tensor its first byte and size; the states are not read.
+
+    Raises :class:`StoreError`: :class:`DamagedFile` when the file is cut short, has bytes too many, a damaged head, or is
+    no batch file, and :class:`OtherFormat` when another version wrote it.
+    """
+    try:
+        with open_file(path) as file:
+            return read_head(file, path)
+    except FileNotFoundError:
+        raise StoreError(f"{path}: is gone") from None
+
+
+def check_belongs(header: BatchHeader, path: Path, key: str | None) -> None:
+    """Raise :class:`DamagedFile` unless a file that says this of itself belongs to the fingerprint ``key`` and has its own name."""
+    if key is not None and header.fingerprint != key:
+        raise DamagedFile(f"{path}: belongs to the fingerprint {header.fingerprint}, not {key}")
+    own = batch_name(header.rows)
+    if path.name != own:
+        raise DamagedFile(f"{path}: is the file {own} under another name")

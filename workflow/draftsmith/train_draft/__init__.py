@@ -126,7 +126,8 @@ def _train(
     model = initial_draft(shape, embedding_weight(Path(described["path"])), head, d2t, settings.seed)
     model.lm_head.weight.requires_grad_(settings.train_head)
     objective = Objective(model, Teacher(shape, head, d2t), settings.ttt_steps, settings.step_decay, dtype)
-    source = StoreReader(Path(stored["store"]), stored["rows"])
+    source = StoreReader(Path(stored["store"]), stored["rows"], stored["fingerprint"])
+    cut = bool(stored.get("supervised_only"))
     params = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     if first:
         log(
@@ -147,9 +148,9 @@ def _train(
             objective,
             _arguments(settings, folder, plan, validate=bool(held_out), fresh=resumed is None),
             plan,
-            RowDataset(training, source, settings.ttt_steps),
+            RowDataset(training, source, settings.ttt_steps, cut),
             packs,
-            RowDataset(held_out, source, settings.ttt_steps),
+            RowDataset(held_out, source, settings.ttt_steps, cut),
             termination,
             keep=settings.save_total_limit,
             notes=notes,

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from draftsmith.draft.slots import counted_slots
 from draftsmith.errors import DraftsmithError
 from draftsmith.log import log
+from draftsmith.rows import stored_length
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,10 +57,15 @@ class Example:
 class RowDataset(Dataset[Example]):
     """Rows by number; states are read when asked for."""
 
-    def __init__(self, rows: list[Row], source: Source, steps: int) -> None:
+    def __init__(self, rows: list[Row], source: Source, steps: int, supervised_only: bool = False) -> None:
+        """``supervised_only`` is the manifest's: the states of a row end with its last supervised token.
+
+        No slot looks at later ones, so slots and loss are those of the whole row.
+        """
         self.rows = rows
         self.source = source
         self.steps = steps
+        self.supervised_only = supervised_only
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,10 +73,11 @@ class RowDataset(Dataset[Example]):
     def __getitem__(self, index: int) -> Example:
         row = self.rows[index]
         states = self.source.row(row.row_id)
-        if len(states.token_ids) != row.length:
+        expected = stored_length(row.length, row.ends) if self.supervised_only else row.length
+        if len(states.token_ids) != expected:
             raise DraftsmithError(
-                f"row {row.row_id} has {row.length} tokens in rows.parquet and {len(states.token_ids)} in the store; "
-                "run extract_shard again"
+                f"row {row.row_id} has {row.length} tokens in rows.parquet, and {len(states.token_ids)} instead of {expected} "
+                "in the store; run extract_shard again"
             )
         return Example(row, states, *counted_slots(row.starts, row.ends, row.length, self.steps))
 

@@ -1,0 +1,271 @@
+"""Speed of extraction beside plain prefill and vLLM's own connector, as ratios within one call.
+
+    python benchmarks/extraction.py --device cpu --quick
+    python benchmarks/extraction.py --shape llama-3-8b --store /dev/shm/bench
+    python benchmarks/extraction.py --shape kimi-8-layers --tp 2 --store /dev/shm/bench
+
+Three engines are loaded with the same arguments, one a process, and run over the same prompts in random order, several times.
+One line of JSON for each repetition, one for the raw speed of the folder that is written to, and last the medians.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import shapes
+import typer
+
+from draftsmith import get_target, hardware
+from draftsmith.config import parse
+
+HERE = Path(__file__).parent
+WAYS = ("plain", "ours", "connector")
+
+
+def main(
+    shape: Annotated[str, typer.Option(help="smollm2, llama-3-8b, kimi-8-layers or tiny.")] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "",
+    tp: Annotated[int, typer.Option(help="Tensor parallelism.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Tokens of one pass.")] = 0,
+    lengths: Annotated[str, typer.Option(help="Lengths of prompts, drawn from.")] = "",
+    repeats: Annotated[int, typer.Option(help="Passes of each way.")] = 3,
+    store: Annotated[Path, typer.Option(help="Folder that is written to.")] = Path("work/benchmarks/store"),
+    storage: Annotated[str, typer.Option(help="As extract.storage.")] = "target",
+    batch_tokens: Annotated[int, typer.Option(help="As extract.batch_tokens.")] = 8192,
+    step_tokens: Annotated[int, typer.Option(help="As engine.max_num_batched_tokens; 0: the default.")] = 0,
+    ways: Annotated[str, typer.Option(help="Which to run.")] = ",".join(WAYS),
+    quick: Annotated[bool, typer.Option(help="A size that takes minutes on two CPU cores.")] = False,
+    args: Annotated[str, typer.Option(help="More arguments of vLLM's LLM, as JSON.")] = "{}",
+    logs: Annotated[Path, typer.Option(help="Folder for the engines' logs.")] = Path("logs/benchmarks"),
+) -> None:
+    """Run the comparison."""
+    device = device or hardware.device()
+    shape = shape or ("smollm2" if device == "cpu" else "llama-3-8b")
+    wanted = tuple(ways.split(","))
+    if device == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        tokens, lengths = tokens or (4096 if quick else 32768), lengths or "128,256,512"
+        repeats = 5 if quick else repeats
+    else:
+        tokens, lengths = tokens or 524288, lengths or "1024"
+    extra = json.loads(args) | ({} if shape == "smollm2" else {"load_format": "dummy", "skip_tokenizer_init": True})
+    if device != "cpu":
+        # Several engines share the GPUs, so none may measure what is free and take it.
+        extra = {"kv_cache_memory_bytes": 8 << 30} | extra
+    logs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ds-bench-") as scratch:
+        engine = {
+            "device": device,
+            "tp": tp,
+            "args": extra,
+            "gpu_memory_utilization": 0.25,
+            "max_num_batched_tokens": step_tokens or None,
+        }
+        config = {"engine": engine, "extract": {"storage": storage, "batch_tokens": batch_tokens}}
+        target = _target(shape, Path(scratch))
+        config["target"] = {"layers": target["layers"]}
+        spec = {
+            "config": config, "target": target, "tokens": tokens, "lengths": [int(n) for n in lengths.split(",")],
+            "store": str(store.resolve()), "scratch": scratch,
+        }  # fmt: skip
+        (Path(scratch) / "spec.json").write_text(json.dumps(spec))
+        disk = probe(store, target, tokens, batch_tokens, threads=1 if device == "cpu" else 8)
+        print(json.dumps({"folder": str(store), **disk}), flush=True)
+        engines = [Engine(way, Path(scratch) / "spec.json", logs / f"extraction-{way}.log") for way in wanted]
+        try:
+            for engine_ in engines:
+                engine_.wait_ready()
+            summary = compare(engines, repeats)
+        finally:
+            for engine_ in engines:
+                engine_.end()
+            shutil.rmtree(store, ignore_errors=True)
+    print(
+        json.dumps(
+            {
+                "shape": shape,
+                "device": device,
+                "tp": tp,
+                "tokens": tokens,
+                "repeats": repeats,
+                "storage": storage,
+                **disk,
+                **summary,
+            }
+        )
+    )
+
+
+def _target(shape: str, scratch: Path) -> dict[str, Any]:
+    if shape != "smollm2":
+        return shapes.write(shape, scratch / "target")
+    file = Path("work/benchmarks/target.json")
+    get_target.run(parse({}, "benchmark"), cache=Path("resources/targets"), target=file)
+    described: dict[str, Any] = json.loads(file.read_text())
+    count = described["num_layers"]
+    return described | {"layers": [2, count // 2, count - 3]}
+
+
+class Engine:
+    """A way in a process of its own."""
+
+    def __init__(self, way: str, spec: Path, log: Path) -> None:
+        self.way, self.log = way, log
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "OMP_WAIT_POLICY": "PASSIVE",
+        }
+        if way == "connector":
+            # Within the driver's process its last files are never written.
+            environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+        with open(log, "w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "extraction_ways.py"), way, str(spec)],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
+            )  # fmt: skip
+        self.peak_host = self.peak_gpu = 0
+        self.started: dict[str, Any] = {}
+
+    def wait_ready(self) -> None:
+        """Wait until the engine is loaded."""
+        self.started = self._answer()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            sys.exit(f"the way '{self.way}' ended; the end of {self.log}:\n{self.log.read_text()[-4000:]}")
+        return dict(json.loads(line))
+
+    def run(self) -> dict[str, Any]:
+        """One pass."""
+        assert self.process.stdin is not None
+        stop = threading.Event()
+        watch = threading.Thread(target=self._sample, args=(stop,), daemon=True)
+        watch.start()
+        self.process.stdin.write("run\n")
+        self.process.stdin.flush()
+        answer = self._answer()
+        stop.set()
+        watch.join()
+        return answer
+
+    def _sample(self, stop: threading.Event) -> None:
+        while True:
+            try:
+                mine = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
+                # Shared pages are counted once for each process; what differs between the ways is not shared.
+                self.peak_host = max(self.peak_host, sum(process.memory_info().rss for process in mine))
+                self.peak_gpu = max(self.peak_gpu, _gpu_bytes({process.pid for process in mine}))
+            except psutil.Error:
+                pass
+            if stop.wait(0.5):
+                return
+
+    def end(self) -> None:
+        """Close its input, and wait."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+def _gpu_bytes(pids: set[int]) -> int:
+    if hardware.device() == "cpu":
+        return 0
+    import pynvml
+
+    held = []
+    for gpu in hardware.gpus():
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(int(gpu.index)))
+        held.append(sum(int(process.usedGpuMemory or 0) for process in running if process.pid in pids))
+    return max(held, default=0)
+
+
+def compare(engines: list[Engine], repeats: int) -> dict[str, Any]:
+    """Passes in random order, the first of each way not counted."""
+    order = random.Random(1)
+    for engine in engines:
+        engine.run()
+    rounds: list[dict[str, dict[str, Any]]] = []
+    for _ in range(repeats):
+        order.shuffle(engines)
+        rounds.append({engine.way: engine.run() for engine in engines})
+        print(json.dumps(_line(rounds[-1])), flush=True)
+    lines = [_line(one) for one in rounds]
+    summary = {
+        name: round(statistics.median(line[name] for line in lines), 4) for name in lines[0] if name.startswith("ratio")
+    }
+    for engine in engines:
+        summary |= {
+            f"{engine.way}_tokens_per_second": round(statistics.median(one[engine.way]["tokens_per_second"] for one in rounds), 1),
+            f"{engine.way}_peak_host_gb": round(engine.peak_host / 1e9, 2), f"{engine.way}_peak_gpu_gb": round(engine.peak_gpu / 1e9, 2),
+            f"{engine.way}_start": engine.started,
+        }  # fmt: skip
+    return summary
+
+
+def _line(one: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    line: dict[str, Any] = {}
+    for way, answer in sorted(one.items()):
+        line[f"{way}_tokens_per_second"] = answer["tokens_per_second"]
+        if answer["bytes"]:
+            line[f"{way}_gb_per_second"] = round(answer["bytes"] / answer["seconds"] / 1e9, 3)
+    if "ours" in one:
+        for other, name in (("plain", "ratio_to_prefill"), ("connector", "ratio_to_connector")):
+            if other in one:
+                line[name] = round(one["ours"]["tokens_per_second"] / one[other]["tokens_per_second"], 4)
+        line["writer"] = one["ours"]["writer"]
+    return line
+
+
+def probe(folder: Path, target: dict[str, Any], tokens: int, batch_tokens: int, threads: int) -> dict[str, Any]:
+    """What the folder's disk takes when nothing else is done: as many bytes, files and threads as extraction writes."""
+    width = 2 if target["torch_dtype"] == "bfloat16" and hardware.device() != "cpu" else 4
+    per_token = (len(target["layers"]) + 1) * target["hidden_size"] * width
+    folder.mkdir(parents=True, exist_ok=True)
+    block = os.urandom(8 << 20)
+    files = max(tokens // batch_tokens, 1)
+
+    def write(number: int) -> int:
+        path = folder / f"probe-{number}"
+        with open(path, "wb", buffering=0) as file:
+            left = per_token * min(batch_tokens, tokens)
+            while left > 0:
+                left -= file.write(block[: min(left, len(block))])
+            os.fsync(file.fileno())
+        return path.stat().st_size
+
+    # Twice, as a virtual machine may have to ask its host for memory the first time.
+    rates = []
+    for _ in range(2):
+        begun = time.perf_counter()
+        with ThreadPoolExecutor(threads) as pool:
+            written = sum(pool.map(write, range(files)))
+        rates.append(written / (time.perf_counter() - begun))
+        for number in range(files):
+            (folder / f"probe-{number}").unlink()
+    return {
+        "bytes_per_token": per_token,
+        "raw_gb_per_second": round(rates[-1] / 1e9, 3),
+        "raw_tokens_per_second": round(rates[-1] / per_token, 1),
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,55 @@
+"""Room on the store's disk, before the first batch and while they are written."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import time
+from pathlib import Path
+
+from draftsmith.errors import DraftsmithError
+
+# For file heads, manifests and the ledger.
+_MARGIN = 64 << 20
+_LOOK_SECONDS = 1.0
+
+
+def check_space(folder: Path, tokens: int, per_token: int) -> None:
+    """Fail unless the missing states fit on the disk."""
+    need, free = int(tokens * (per_token + 4) * 1.01), shutil.disk_usage(folder).free
+    if need > free:
+        raise DraftsmithError(
+            f"{folder}: {tokens} tokens need {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+            "free some, or name another folder in extract.store"
+        )
+
+
+class Room:
+    """Says when to stop: while there is still room for what the engine has begun."""
+
+    def __init__(self, folder: Path, reserve: int) -> None:
+        """``reserve`` is the number of bytes that may still be written once it is said to stop."""
+        self.folder, self.reserve = folder, reserve
+        self._looked = 0.0
+        self.reason: str | None = None
+
+    def short(self) -> str | None:
+        """The reason to stop, once free space has become less than the reserve; looked at once a second."""
+        now = time.monotonic()
+        if self.reason is None and now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            free = shutil.disk_usage(self.folder).free
+            if free < self.reserve + _MARGIN:
+                self.reason = f"{self.folder}: only {free / 1e9:.2f} GB are free"
+        return self.reason
+
+
+def is_full(error: BaseException | None, folder: Path) -> bool:
+    """Whether an error, or what caused it, is that the disk is full."""
+    if shutil.disk_usage(folder).free < 1 << 20:
+        return True
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

