@@ -30,6 +30,8 @@ import typer
 
 from draftsmith import get_target, hardware
 from draftsmith.config import parse
+from draftsmith.extract_shard.plan import batch_tokens
+from draftsmith.store import bytes_per_token
 
 HERE = Path(__file__).parent
 WAYS = ("plain", "ours", "connector")
@@ -43,8 +45,9 @@ def main(
     lengths: Annotated[str, typer.Option(help="Lengths of prompts, drawn from.")] = "",
     repeats: Annotated[int, typer.Option(help="Passes of each way.")] = 3,
     store: Annotated[Path, typer.Option(help="Folder that is written to.")] = Path("work/benchmarks/store"),
+    disk: Annotated[Path | None, typer.Option(help="Another folder, on a disk, that ours also writes to.")] = None,
     storage: Annotated[str, typer.Option(help="As extract.storage.")] = "target",
-    batch_tokens: Annotated[int, typer.Option(help="As extract.batch_tokens.")] = 8192,
+    file_tokens: Annotated[int, typer.Option(help="As extract.batch_tokens; 0: the default.")] = 0,
     step_tokens: Annotated[int, typer.Option(help="As engine.max_num_batched_tokens; 0: the default.")] = 0,
     ways: Annotated[str, typer.Option(help="Which to run.")] = ",".join(WAYS),
     quick: Annotated[bool, typer.Option(help="A size that takes minutes on two CPU cores.")] = False,
@@ -74,7 +77,7 @@ def main(
             "gpu_memory_utilization": 0.25,
             "max_num_batched_tokens": step_tokens or None,
         }
-        config = {"engine": engine, "extract": {"storage": storage, "batch_tokens": batch_tokens}}
+        config = {"engine": engine, "extract": {"storage": storage, "batch_tokens": file_tokens or None}}
         target = _target(shape, Path(scratch))
         config["target"] = {"layers": target["layers"]}
         spec = {
@@ -82,17 +85,22 @@ def main(
             "store": str(store.resolve()), "scratch": scratch,
         }  # fmt: skip
         (Path(scratch) / "spec.json").write_text(json.dumps(spec))
-        disk = probe(store, target, tokens, batch_tokens, threads=1 if device == "cpu" else 8)
-        print(json.dumps({"folder": str(store), **disk}), flush=True)
+        raw = {"": probe(store, target, tokens, config)} | (
+            {"disk_": probe(disk, target, tokens, config)} if disk else {}
+        )
+        found = {f"{name}{key}": value for name, values in raw.items() for key, value in values.items()}
+        print(json.dumps({"store": str(store), "disk": str(disk) if disk else None, **found}), flush=True)
         engines = [Engine(way, Path(scratch) / "spec.json", logs / f"extraction-{way}.log") for way in wanted]
         try:
             for engine_ in engines:
                 engine_.wait_ready()
-            summary = compare(engines, repeats)
+            summary = compare(engines, repeats, store, disk)
         finally:
             for engine_ in engines:
                 engine_.end()
-            shutil.rmtree(store, ignore_errors=True)
+            for folder in (store, disk):
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
     print(
         json.dumps(
             {
@@ -102,7 +110,7 @@ def main(
                 "tokens": tokens,
                 "repeats": repeats,
                 "storage": storage,
-                **disk,
+                **found,
                 **summary,
             }
         )
@@ -150,13 +158,13 @@ class Engine:
             sys.exit(f"the way '{self.way}' ended; the end of {self.log}:\n{self.log.read_text()[-4000:]}")
         return dict(json.loads(line))
 
-    def run(self) -> dict[str, Any]:
-        """One pass."""
+    def run(self, store: Path, rows: int = 0) -> dict[str, Any]:
+        """One pass that writes to ``store``, over the first ``rows`` prompts or all."""
         assert self.process.stdin is not None
         stop = threading.Event()
         watch = threading.Thread(target=self._sample, args=(stop,), daemon=True)
         watch.start()
-        self.process.stdin.write("run\n")
+        self.process.stdin.write(json.dumps({"store": str(store.resolve()), "rows": rows}) + "\n")
         self.process.stdin.flush()
         answer = self._answer()
         stop.set()
@@ -197,15 +205,17 @@ def _gpu_bytes(pids: set[int]) -> int:
     return max(held, default=0)
 
 
-def compare(engines: list[Engine], repeats: int) -> dict[str, Any]:
-    """Passes in random order, the first of each way not counted."""
+def compare(engines: list[Engine], repeats: int, store: Path, disk: Path | None) -> dict[str, Any]:
+    """Passes in random order, after a short one of each way that is not counted."""
     order = random.Random(1)
-    for engine in engines:
-        engine.run()
+    passes = [(engine, engine.way, store) for engine in engines]
+    passes += [(engine, "disk", disk) for engine in engines if engine.way == "ours" and disk is not None]
+    for engine, _, folder in passes:
+        engine.run(folder, rows=64)
     rounds: list[dict[str, dict[str, Any]]] = []
     for _ in range(repeats):
-        order.shuffle(engines)
-        rounds.append({engine.way: engine.run() for engine in engines})
+        order.shuffle(passes)
+        rounds.append({name: engine.run(folder) for engine, name, folder in passes})
         print(json.dumps(_line(rounds[-1])), flush=True)
     lines = [_line(one) for one in rounds]
     summary = {
@@ -226,26 +236,31 @@ def _line(one: dict[str, dict[str, Any]]) -> dict[str, Any]:
         line[f"{way}_tokens_per_second"] = answer["tokens_per_second"]
         if answer["bytes"]:
             line[f"{way}_gb_per_second"] = round(answer["bytes"] / answer["seconds"] / 1e9, 3)
-    if "ours" in one:
-        for other, name in (("plain", "ratio_to_prefill"), ("connector", "ratio_to_connector")):
-            if other in one:
-                line[name] = round(one["ours"]["tokens_per_second"] / one[other]["tokens_per_second"], 4)
-        line["writer"] = one["ours"]["writer"]
+    pairs = (
+        ("ours", "plain", "ratio_to_prefill"),
+        ("ours", "connector", "ratio_to_connector"),
+        ("disk", "plain", "ratio_disk_to_prefill"),
+    )
+    for mine, other, name in pairs:
+        if mine in one and other in one:
+            line[name] = round(one[mine]["tokens_per_second"] / one[other]["tokens_per_second"], 4)
+    line |= {f"{way}_writer": one[way]["writer"] for way in ("ours", "disk") if way in one}
     return line
 
 
-def probe(folder: Path, target: dict[str, Any], tokens: int, batch_tokens: int, threads: int) -> dict[str, Any]:
+def probe(folder: Path, target: dict[str, Any], tokens: int, config: dict[str, Any]) -> dict[str, Any]:
     """What the folder's disk takes when nothing else is done: as many bytes, files and threads as extraction writes."""
-    width = 2 if target["torch_dtype"] == "bfloat16" and hardware.device() != "cpu" else 4
-    per_token = (len(target["layers"]) + 1) * target["hidden_size"] * width
+    dtype = hardware.target_dtype("auto", target["torch_dtype"])
+    per_token = bytes_per_token(len(target["layers"]), target["hidden_size"], dtype, config["extract"]["storage"])
+    per_file = min(batch_tokens(config["extract"]["batch_tokens"], per_token), tokens) * per_token
+    files, threads = max(tokens * per_token // per_file, 1), 1 if hardware.device() == "cpu" else 8
     folder.mkdir(parents=True, exist_ok=True)
     block = os.urandom(8 << 20)
-    files = max(tokens // batch_tokens, 1)
 
     def write(number: int) -> int:
         path = folder / f"probe-{number}"
         with open(path, "wb", buffering=0) as file:
-            left = per_token * min(batch_tokens, tokens)
+            left = per_file
             while left > 0:
                 left -= file.write(block[: min(left, len(block))])
             os.fsync(file.fileno())
@@ -268,4 +283,6 @@ def probe(folder: Path, target: dict[str, Any], tokens: int, batch_tokens: int, 
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(pretty_exceptions_enable=False)
+    app.command()(main)
+    app()

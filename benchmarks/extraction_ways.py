@@ -20,7 +20,7 @@ from typing import Any
 
 from draftsmith import engine, hardware, store
 from draftsmith.config import parse
-from draftsmith.extract_shard.plan import PlannedRow, pack
+from draftsmith.extract_shard.plan import PlannedRow, batch_tokens, pack
 from draftsmith.extract_shard.progress import Progress
 from draftsmith.extract_shard.publish import HeadCheck, Publisher
 from draftsmith.extract_shard.session import Session
@@ -46,17 +46,19 @@ class Plain:
         self.rows = rows
         self.llm = LLM(**arguments(spec, rows))
 
-    def run(self, folder: Path) -> int:
-        """Gives the bytes written."""
-        self.answers = self.generate()
-        return 0
+    def run(self, folder: Path, rows: int) -> tuple[int, int]:
+        """Run the first ``rows`` prompts; gives the tokens read and the bytes written."""
+        self.generate(rows)
+        return sum(map(len, self.rows[:rows])), 0
 
-    def generate(self) -> list[Any]:
+    def generate(self, rows: int) -> list[Any]:
         """One greedy token for each prompt."""
         from vllm import SamplingParams, TokensPrompt
 
         greedy = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        return self.llm.generate([TokensPrompt(prompt_token_ids=row) for row in self.rows], greedy, use_tqdm=False)
+        return self.llm.generate(
+            [TokensPrompt(prompt_token_ids=row) for row in self.rows[:rows]], greedy, use_tqdm=False
+        )
 
 
 class Connector(Plain):
@@ -88,8 +90,8 @@ class Connector(Plain):
             },
         )  # fmt: skip
 
-    def run(self, folder: Path) -> int:
-        answers = self.generate()
+    def run(self, folder: Path, rows: int) -> tuple[int, int]:
+        answers = self.generate(rows)
         total = 0
         for answer in answers:
             path = Path(answer.kv_transfer_params["hidden_states_path"])
@@ -101,7 +103,7 @@ class Connector(Plain):
                     break
                 time.sleep(0.01)
             total += path.stat().st_size
-        return total
+        return sum(map(len, self.rows[:rows])), total
 
 
 class Ours:
@@ -111,36 +113,48 @@ class Ours:
         self.target, self.config = spec["target"], parse(spec["config"], "benchmark")
         planned = [PlannedRow(store.row_id(row), len(row)) for row in rows]
         self.tokens = {row.row_id: ids for row, ids in zip(planned, rows, strict=True)}
-        self.batches = pack(planned, self.config.extract.batch_tokens)
         dtype = hardware.target_dtype(self.config.target.dtype, self.target["torch_dtype"])
         storage = self.config.extract.storage
         self.stored = store.stored_as(storage, dtype)
+        per_token = store.bytes_per_token(len(self.target["layers"]), self.target["hidden_size"], dtype, storage)
+        self.batches = pack(planned, batch_tokens(self.config.extract.batch_tokens, per_token))
         self.key = store.fingerprint(self.target["fingerprint"], self.target["layers"], dtype, {}, storage)
         dummy = self.config.engine.args.get("load_format") == "dummy"
         self.check = None if dummy else HeadCheck(Path(self.target["path"]), dtype)
-        self.staging = Path(spec["store"]) / "ours.staging"
-        shutil.rmtree(self.staging, ignore_errors=True)
-        self.staging.mkdir(parents=True)
+        # Publishing is a rename, so the staging folder has to lie where the pass writes to.
+        self.link = Path(spec["scratch"]) / "ours-store"
+        self.staging = self.link / ".staging"
+        self.point_to(Path(spec["store"]))
         self.session = Session(self.config, self.target, self.staging, max(len(row) for row in rows))
         self.session.__enter__()
-        self.session.attach(
-            self.key, self.stored, max(sum(row.length for row in batch) for batch in self.batches), max(map(len, self.batches))
-        )  # fmt: skip
+        self.session.attach(self.key, self.stored, self.batches)
 
-    def run(self, folder: Path) -> int:
+    def point_to(self, store: Path) -> Path:
+        """Let the engine write beside ``store``."""
+        folder = store / "ours"
+        (folder / ".staging" / "errors").mkdir(parents=True, exist_ok=True)
+        self.link.unlink(missing_ok=True)
+        self.link.symlink_to(folder)
+        return folder
+
+    def run(self, folder: Path, rows: int) -> tuple[int, int]:
         """Everything from the first request to the last published file."""
-        folder.mkdir(parents=True, exist_ok=True)
+        self.point_to(folder.parent)
+        batches, left = [], rows
+        for batch in self.batches:
+            if left > 0:
+                batches.append(batch)
+                left -= len(batch)
         publisher = Publisher(self.staging, folder, self.check, self.config.extract.verify_rows)
         publisher.start()
         self.figures = self.session.feed(
-            self.batches, self.tokens, publisher, Progress(), lambda: None, 2 * self.config.engine.max_num_seqs
+            batches, self.tokens, publisher, Progress(), lambda: None, 2 * self.config.engine.max_num_seqs
         )
         publisher.finish()
-        if len(publisher.published) != len(self.tokens):
-            raise RuntimeError(
-                f"{len(publisher.published)} of {len(self.tokens)} rows were published: {publisher.failed}"
-            )
-        return publisher.bytes
+        lost = sum(len(batch) for batch in batches) - len(publisher.published)
+        if lost:
+            raise RuntimeError(f"{lost} rows were not published: {publisher.failed}")
+        return publisher.tokens, publisher.bytes
 
 
 def arguments(spec: dict[str, Any], rows: list[list[int]]) -> dict[str, Any]:
@@ -170,11 +184,11 @@ def main() -> None:
         command = sys.stdin.readline().strip()
         if not command:
             break
-        folder = Path(spec["store"]) / way
+        asked = json.loads(command)
+        folder = Path(asked["store"]) / way
         begun = time.perf_counter()
-        written = made.run(folder)
+        tokens, written = made.run(folder, asked["rows"] or len(rows))
         seconds = time.perf_counter() - begun
-        tokens = sum(len(row) for row in rows)
         answer = {
             "tokens_per_second": round(tokens / seconds, 1),
             "seconds": round(seconds, 3),

@@ -25,10 +25,10 @@ from draftsmith.report import dag
 # Seconds of the processor, as another test or a neighbour may have the other cores; about 4 are Snakemake's own.
 LIMIT = 8.0
 RULES = {
-    "get_target", "tokenize", "preflight", "clean_gpus", "extract_shard", "merge_manifest", "map_vocabulary",
+    "get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "extract_shard", "merge_manifest", "map_vocabulary",
     "train_draft", "export_draft", "evaluate_draft", "report", "all",
 }  # fmt: skip
-ON_GPUS = {"preflight", "clean_gpus", "regenerate", "extract_shard", "train_draft", "evaluate_draft"}
+ON_GPUS = {"preflight", "clean_gpus", "dry_run", "regenerate", "extract_shard", "train_draft", "evaluate_draft"}
 PROFILES = ["local", "slurm"]
 
 
@@ -301,4 +301,4 @@ def test_a_stage_by_hand_ends_in_one_sentence(clone: Path, tmp_path: Path) -> No
         tmp_path, PYTHONPATH=str(clone / "workflow"),
     )  # fmt: skip
     assert done.code == 1
-    assert re.fullmatch(r"\d\d:\d\d:\d\d error: none\.parquet: no such file; run the stage tokenize first\n", done.err)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d error: s\.json: no such file; the stage that makes it has not run\n", done.err)

@@ -25,10 +25,10 @@ from draftsmith import cli
 
 REPO = Path(__file__).resolve().parents[2]
 ONCE = {
-    "all", "get_target", "tokenize", "preflight", "clean_gpus", "merge_manifest", "map_vocabulary", "train_draft",
+    "all", "get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "merge_manifest", "map_vocabulary", "train_draft",
     "export_draft", "evaluate_draft", "report",
 }  # fmt: skip
-ON_GPUS = {"preflight", "clean_gpus", "extract_shard", "train_draft", "evaluate_draft"}
+ON_GPUS = {"preflight", "clean_gpus", "dry_run", "extract_shard", "train_draft", "evaluate_draft"}
 
 
 @pytest.fixture
@@ -129,6 +129,17 @@ def test_every_job_says_what_it_costs(folder: Path) -> None:
         assert job.rule.restart_times == 0, "a rule's own retries multiply with the scheduler's"
 
 
+def test_the_dry_run_stands_between_free_gpus_and_the_first_load(folder: Path) -> None:
+    found = jobs(folder)
+    for rule, needs in (("clean_gpus", "preflight"), ("dry_run", "clean_gpus"), ("extract_shard", "dry_run")):
+        assert f"results/trial/{needs}.json" in inputs(only(found, rule)), rule
+    assert {"results/trial/preflight.json", "results/trial/dry_run.json"} < inputs(only(found, "report"))
+
+
+def test_whether_there_is_a_dry_run_is_no_param(folder: Path) -> None:
+    assert settings(jobs(folder)) == settings(jobs(folder, preflight={"dry_run": False}))
+
+
 def test_long_rules_are_timed(folder: Path) -> None:
     timed = {job.rule.name for job in jobs(folder, regenerate={"enabled": True}) if job.benchmark}
     assert {"regenerate", "extract_shard", "train_draft", "evaluate_draft"} <= timed
@@ -153,6 +164,39 @@ def test_how_the_engine_runs_is_no_param(folder: Path) -> None:
     assert before == after
 
 
+@pytest.mark.parametrize(
+    ("sections", "again"),
+    [
+        ({"extract": {"storage": "fp8"}}, True),
+        ({"extract": {"supervised_only": True}}, True),
+        ({"target": {"layers": [1, 2, 3]}}, True),
+        ({"target": {"dtype": "bfloat16"}}, True),
+        ({"target": {"revision": "abc"}}, True),
+        ({"engine": {"args": {"quantization": "fp8"}}}, True),
+        ({"engine": {"device": "cpu", "tp": 8, "max_num_batched_tokens": 512, "enforce_eager": False}}, False),
+        ({"train": {"epochs": 1}, "vocabulary": {"size": 10}, "clean": {"kill_orphans": True}}, False),
+    ],
+)
+def test_states_are_asked_for_again_where_they_may_differ(folder: Path, sections: dict[str, Any], again: bool) -> None:
+    """What is in the store already is then found there; a change of anything else does not even look."""
+    before = only(jobs(folder), "extract_shard").params.settings
+    assert (only(jobs(folder, **sections), "extract_shard").params.settings != before) == again
+
+
+def test_another_template_makes_other_rows(folder: Path) -> None:
+    """Which the extraction takes as its input."""
+    before, after = jobs(folder), jobs(folder, tokenize={"template_args": {"enable_thinking": False}})
+    assert only(before, "tokenize").params.settings != only(after, "tokenize").params.settings
+    assert "results/trial/tokenize/rows.parquet" in inputs(only(after, "extract_shard"))
+
+
+def test_a_shard_is_told_nothing_but_its_number(folder: Path) -> None:
+    """So that the states of any number of shards, on any machines, are the same ones."""
+    alone = only(jobs(folder), "extract_shard").params.settings
+    shards = [job for job in jobs(folder, shards=3, gpus=8) if job.rule.name == "extract_shard"]
+    assert [job.params.settings for job in shards] == [alone] * 3
+
+
 def test_the_working_folder_is_no_param(folder: Path) -> None:
     """A run that was moved is not run anew."""
     assert str(REPO) not in json.dumps(settings(jobs(folder)), default=str)
@@ -161,7 +205,9 @@ def test_the_working_folder_is_no_param(folder: Path) -> None:
 
 def test_commands_and_options_of_the_rules_exist(folder: Path) -> None:
     """Each rule gives every option that its command demands, and none that it does not have."""
-    commands = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    every = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    # A group of commands, as `draftsmith store` is one, is no stage.
+    commands = {name: command for name, command in every.items() if not hasattr(command, "commands")}
     seen = set()
     for job in jobs(folder, regenerate={"enabled": True}):
         if job.rule.name == "all":

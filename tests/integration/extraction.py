@@ -49,10 +49,11 @@ def extract(
     layers: list[int] | None = None,
     config: Config | None = None,
     shard: str = "1-of-1",
+    described: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Run the stage in this process and return its manifest."""
+    """Run the stage in this process and return its manifest; ``described`` is target.json's content, if not the model's own."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "target.json").write_text(json.dumps(tiny.target(model)))
+    (folder / "target.json").write_text(json.dumps(described or tiny.target(model)))
     write_rows(folder / "rows.parquet", rows)
     manifest = folder / f"{shard}.json"
     extract_shard.run(
@@ -76,15 +77,29 @@ def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.float() - b.float()).norm() / b.float().norm())
 
 
-def worst_error(model: Any, manifest: dict[str, Any], rows: Sequence[Sequence[int]]) -> float:
-    """The largest relative error of any stored state of any row against Hugging Face's hidden_states."""
+def hidden_states(model: Any, rows: Sequence[Sequence[int]]) -> list[tuple[torch.Tensor, ...]]:
+    """Hugging Face's hidden_states of each row alone, each [L, H]: the embeddings, what enters layer 1 …, the final state."""
+    with torch.no_grad():
+        return [
+            tuple(state[0] for state in model(torch.tensor([list(row)]), output_hidden_states=True, use_cache=False).hidden_states)
+            for row in rows
+        ]  # fmt: skip
+
+
+def worst_difference(
+    expected: Sequence[tuple[torch.Tensor, ...]], manifest: dict[str, Any], rows: Sequence[Sequence[int]]
+) -> float:
+    """The largest relative error of any stored state of any row against ``expected``, as :func:`hidden_states` gives it."""
     states, worst = reader(manifest), 0.0
-    for row in rows:
+    for row, hidden in zip(rows, expected, strict=True):
         stored = states.row(store.row_id(row))
         assert stored.token_ids.tolist() == list(row)
-        with torch.no_grad():
-            hidden = model(torch.tensor([list(row)]), output_hidden_states=True, use_cache=False).hidden_states
         for place, layer in enumerate(manifest["layers"]):
-            worst = max(worst, relative(stored.aux[:, place], hidden[layer][0]))
-        worst = max(worst, relative(stored.final, hidden[-1][0]))
+            worst = max(worst, relative(stored.aux[:, place], hidden[layer]))
+        worst = max(worst, relative(stored.final, hidden[-1]))
     return worst
+
+
+def worst_error(model: Any, manifest: dict[str, Any], rows: Sequence[Sequence[int]]) -> float:
+    """The largest relative error of any stored state of any row against Hugging Face's hidden_states."""
+    return worst_difference(hidden_states(model, rows), manifest, rows)

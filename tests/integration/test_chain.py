@@ -43,6 +43,7 @@ def test_every_stage_left_its_output(chain: Run) -> None:
     assert len(manifest["rows"]) == tokens["rows"]
     assert manifest["failed"] == []
     assert chain.json("preflight.json")["verdict"] == "ok"
+    assert chain.json("dry_run.json")["verdict"] == "skipped", "unset, and no GPU here"
     trained = chain.json("train/train.json")
     assert trained["steps"] == 6
     evaluated = chain.json("evaluate/evaluate.json")
@@ -67,7 +68,7 @@ def test_a_changed_learning_rate_trains_again_and_nothing_before(chain: Run, val
 def test_changed_layers_extract_again_but_do_not_tokenise(chain: Run, values: dict[str, Any]) -> None:
     values["target"]["layers"] = [0, 1, 2]
     assert chain.would_run(values) == {
-        "preflight", "clean_gpus", "extract_shard", "merge_manifest", "train_draft", "export_draft", "evaluate_draft", "report",
+        "preflight", "clean_gpus", "dry_run", "extract_shard", "merge_manifest", "train_draft", "export_draft", "evaluate_draft", "report",
     }  # fmt: skip
 
 

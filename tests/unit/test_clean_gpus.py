@@ -137,3 +137,16 @@ def test_memory_that_nobody_holds_is_reported(monkeypatch: pytest.MonkeyPatch) -
 
 def test_without_a_gpu_there_is_nothing_to_do() -> None:
     assert clean_gpus.check(parse({"engine": {"device": "cpu"}}, "test")) == []
+
+
+def test_an_orphan_without_a_gpu_is_named_and_ended_only_when_asked(
+    monkeypatch: pytest.MonkeyPatch, orphan: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The engine of a killed run on a CPU: it holds nothing that the next run needs, so the run goes on."""
+    monkeypatch.setattr(hardware, "gpus", lambda: ())
+    monkeypatch.delenv(MARK, raising=False)
+    assert clean_gpus.check(config()) == []
+    assert f"an earlier run left process {orphan} of" in capfd.readouterr().err
+    assert psutil.pid_exists(orphan)
+    assert orphan in [holder.pid for holder in clean_gpus.check(config(kill_orphans=True))]
+    assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == "zombie"

@@ -37,6 +37,7 @@ REPORTS: dict[str, dict[str, Any]] = {
         "mask_method": "prefix", "row_per": "conversation", "template_sha256": "ab" * 32,
     },
     "preflight.json": {"verdict": "ok", "checks": [{"name": "layers", "status": "ok", "detail": "[2, 15, 27] of 30"}]},
+    "dry_run.json": {"verdict": "skipped", "checks": [{"name": "dry run", "status": "skip", "detail": "no GPU is used here"}]},
     "clean_gpus.json": {"gpus": [{"index": "0", "name": "NVIDIA H200", "total": 150_000_000_000, "used": 0}], "ended": []},
     "extract/manifest.json": {
         "store": "store/0d22", "fingerprint": "0d22", "layers": [2, 15, 27], "dtype": "float32", "hidden_size": 576,
@@ -172,6 +173,7 @@ def test_sections_show_what_the_stages_found(draw: Draw) -> None:
         "Supervised share 25.0% 1,000 of 4,000 tokens", "too_short 3 7.5%", "Speed 300 tokens/s of one engine", "Coverage 93.0%",
         "Resumed from step 10", "Lowest validation loss 3.2 at step 20", "Answers equal yes", "NVIDIA H200 (150 GB)", "vllm 0.32.0",
         "Target fingerprint " + "f00d" * 16, "Store fingerprint 0d22", "Weights 19.0 MB", "tensor names ok 14 tensors", "layers ok [2, 15, 27] of 30",
+        "Preflight: ok Check Status Found", "Dry run: skipped Check Status Found dry run skip no GPU is used here",
     ):  # fmt: skip
         assert expected in text, expected
 
@@ -288,6 +290,17 @@ def test_a_broken_file_is_told_of_in_its_place(draw: Draw) -> None:
     page = draw(REPORTS | {"train/train.json": "{", "vocabulary/vocabulary.json": "[]"})
     assert "train.json: not valid JSON" in page.text
     assert "vocabulary.json: holds no JSON object" in page.text
+
+
+def test_checks_that_failed_are_drawn_with_their_tracebacks(draw: Draw) -> None:
+    check = {"name": "extraction", "status": "fail", "detail": "ended after 5 s", "traceback": TRACE}
+    reports = {name: content for name, content in REPORTS.items() if name != "dry_run.json"}
+    text = draw(reports | {"failed-dry_run.json": {"verdict": "fail", "checks": [check]}}).text
+    assert "The dry run had something to say: extraction: ended after 5 s" in text
+    assert "Dry run: fail Check Status Found extraction fail ended after 5 s" in text
+    assert f"Dry run, extraction: what was raised {' '.join(TRACE.split())}" in text
+    warned = {"verdict": "ok", "checks": [{"name": "precision", "status": "warn", "detail": "slow"}]}
+    assert "The preflight had something to say: precision: slow" in draw(REPORTS | {"preflight.json": warned}).text
 
 
 def test_a_failed_gate_is_drawn_with_its_causes(draw: Draw) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 
 import pytest
+
+from draftsmith import vllm_compat
 
 vllm = pytest.importorskip("vllm")
 
@@ -64,3 +67,38 @@ def test_the_engine_is_fed_by_steps() -> None:
     from vllm.distributed import get_tensor_model_parallel_rank
 
     assert callable(get_tensor_model_parallel_rank)
+
+
+def test_a_class_is_looked_up_without_weights() -> None:
+    """Of the registry: names, and classes that take the place of a name, so that vLLM starts no process to look at one."""
+    from vllm.model_executor.models.llama import LlamaForCausalLM
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    assert {"LlamaForCausalLM", "TransformersForCausalLM"} <= set(ModelRegistry.get_supported_archs())
+    assert vllm_compat.model_class(["NopeForCausalLM", "LlamaForCausalLM"]) is LlamaForCausalLM
+    assert vllm_compat.model_class(["NopeForCausalLM"]) is None
+    transformers = ModelRegistry.models["TransformersForCausalLM"].load_model_cls()
+    assert vllm_compat.by_transformers(transformers)
+    assert not vllm_compat.by_transformers(LlamaForCausalLM)
+
+
+def test_how_states_are_read_is_known_from_the_class() -> None:
+    from vllm.model_executor.models.llama import LlamaForCausalLM
+    from vllm.model_executor.models.mixtral import MixtralForCausalLM
+
+    assert vllm_compat.reads_natively(LlamaForCausalLM, [1, 2])
+    assert not vllm_compat.reads_natively(LlamaForCausalLM, [0, 2])
+    assert not vllm_compat.reads_natively(MixtralForCausalLM, [1, 2])
+
+
+def test_the_engines_arguments_are_checked_without_weights() -> None:
+    from vllm.config import KVTransferConfig, ModelConfig, VllmConfig
+    from vllm.model_executor.model_loader.utils import get_model_architecture
+
+    assert {"model", "max_model_len", "load_format", "hf_overrides", "quantization"} <= vllm_compat.known_arguments()
+    assert callable(vllm.EngineArgs.create_engine_config)
+    assert callable(ModelConfig.get_hidden_size)
+    assert "hf_text_config" in {field.name for field in dataclasses.fields(ModelConfig)}
+    assert isinstance(VllmConfig.use_v2_model_runner, property)
+    assert list(inspect.signature(get_model_architecture).parameters) == ["model_config"]
+    assert {"kv_connector", "kv_role"} <= set(inspect.signature(KVTransferConfig).parameters)

@@ -32,7 +32,7 @@ Owner = Literal["foreign", "own", "orphan", "self"]
 
 @dataclass(frozen=True)
 class Holder:
-    """A process on a GPU: memory in bytes, start time in seconds since the epoch (with the pid it is the identity)."""
+    """A process on a GPU, or on none (''): memory in bytes, start time in seconds since the epoch (with the pid it is the identity)."""
 
     gpu: str
     pid: int
@@ -50,9 +50,8 @@ class Holder:
             "orphan": "an orphan of this workflow",
             "self": "this job's",
         }[self.owner]
-        return (
-            f"GPU {self.gpu}: process {self.pid} of {self.user} ({kind}, {self.used / 2**20:.0f} MiB): {self.command}"
-        )
+        place = f"GPU {self.gpu}: " if self.gpu else ""
+        return f"{place}process {self.pid} of {self.user} ({kind}, {self.used / 2**20:.0f} MiB): {self.command}"
 
 
 def mark_run() -> None:
@@ -68,25 +67,63 @@ def check(config: Config) -> list[Holder]:
     """
     mark_run()
     if config.engine.device == "cpu" or hardware.device() == "cpu":
-        return []
+        return _others(config)
     found = [holder for holder in holders() if holder.owner != "self"]
     staying = [holder for holder in found if holder.owner != "orphan"]
-    orphans = [holder for holder in found if holder.owner == "orphan"]
+    left = [holder for holder in found if holder.owner == "orphan"]
     if staying:
         raise DraftsmithError(
             "the granted GPUs are in use; end these yourself or ask for other GPUs: "
             + "; ".join(h.sentence() for h in staying)
         )
-    if orphans and not config.clean.kill_orphans:
+    if left and not config.clean.kill_orphans:
         raise DraftsmithError(
             "an earlier run left processes on the granted GPUs; end them, or set clean.kill_orphans: true: "
-            + "; ".join(h.sentence() for h in orphans)
+            + "; ".join(h.sentence() for h in left)
         )
-    for orphan in orphans:
+    for orphan in left:
         log(f"clean: ending {orphan.sentence()}")
         end(orphan)
     _await_free(config)
-    return orphans
+    return left + _others(config)
+
+
+def _others(config: Config) -> list[Holder]:
+    """Orphans that hold no granted GPU, which only cost memory and cores: named, or ended when the config says so."""
+    elsewhere = _on_other_gpus()
+    found = [orphan for orphan in orphans() if orphan.pid not in elsewhere]
+    for orphan in found:
+        if config.clean.kill_orphans:
+            log(f"clean: ending {orphan.sentence()}")
+            end(orphan)
+        else:
+            log(f"clean: an earlier run left {orphan.sentence()}; end it, or set clean.kill_orphans: true")
+    return found if config.clean.kill_orphans else []
+
+
+def _on_other_gpus() -> set[int]:
+    """Processes on GPUs that this job was not granted: none of its business."""
+    import pynvml
+
+    granted = {gpu.index for gpu in hardware.gpus()}
+    pids: set[int] = set()
+    with suppress(pynvml.NVMLError):
+        pynvml.nvmlInit()
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            if str(index) not in granted:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                pids |= {int(process.pid) for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
+    return pids
+
+
+def orphans() -> list[Holder]:
+    """Processes of this user that a run of this workflow has started and that have outlived it; ``used`` is host memory."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.uids().real == os.getuid() and _owner(process) == "orphan":
+                found.append(describe("", process.pid, process.memory_info().rss))
+    return found
 
 
 def holders() -> list[Holder]:

@@ -307,3 +307,11 @@ def main() -> None:
 
         log(f"error: {error}")
         sys.exit(1)
+    except Exception:
+        import traceback
+
+        from draftsmith.log import log
+
+        # To the terminal as well, where the rule's log is another file.
+        log(f"error: {traceback.format_exc()}")
+        sys.exit(1)

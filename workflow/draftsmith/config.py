@@ -139,10 +139,10 @@ class Tokenize(Section):
 
 
 class Preflight(Section):
-    """Checks of seconds before a load of minutes."""
+    """Checks of seconds, and a dry run of two minutes, before a load of many."""
 
     dry_run: bool | None = None
-    """Also run four prompts through the whole path with dummy weights and few layers; unset: on a GPU only."""
+    """Take four rows through the whole extraction with few layers of dummy weights first; unset: on a GPU only."""
 
 
 class Clean(Section):
@@ -159,8 +159,8 @@ class Extract(Section):
 
     store: str = "store"
     """Folder of the batch files; several runs may share it, what they have in common is computed once."""
-    batch_tokens: Positive = 8192
-    """Rows are packed into batch files of about this many tokens."""
+    batch_tokens: Positive | None = None
+    """Rows are packed into batch files of about this many tokens; unset: what makes files of about 128 MiB, at most 8192."""
     storage: Literal["target", "bf16", "fp8"] = "target"
     """Precision of the stored states: the target's own, bfloat16, or float8 (e4m3) with a scale for each state of a token."""
     supervised_only: bool = False

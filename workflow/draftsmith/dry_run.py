@@ -14,13 +14,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -49,11 +48,12 @@ _HINTS = {
     r"out of memory|OutOfMemory|less than desired GPU memory|No available memory": (
         "memory ran out even with few layers: lower engine.max_num_batched_tokens, engine.max_num_seqs or engine.gpu_memory_utilization"
     ),
-    r"divisible|cannot be split|world_size": "the target cannot be spread like this: choose another engine.tp",
+    r"divisible|cannot be split": "the target cannot be spread like this: choose another engine.tp",
     r"No module named|ImportError": "a package is missing: install the environment of envs/ anew, or what the checkpoint's code asks for",
     r"trust_remote_code": "the checkpoint brings Python code: set target.trust_remote_code",
-    r"quantiz|quant_method|Marlin": "the quantisation is not supported on this hardware: see engine.args.quantization, or take another checkpoint",
+    r"quantiz|quant_method|Marlin|W\d+A\d+": "the quantisation is not supported on this hardware: see engine.args.quantization, or take another checkpoint",
     r"NCCL|nccl": "the GPUs cannot talk to one another: NCCL_DEBUG=INFO tells more",
+    r"it was ended after": "it hung: the last lines above it tell where; NCCL_DEBUG=INFO tells more where GPUs wait for one another",
     r"No space left|disk is full": "the disk of extract.store is full: free some, or name another folder",
 }  # fmt: skip
 _NO_HINT = "the same would come after the load of the whole target: mend what it names, or see engine.args"
@@ -85,8 +85,13 @@ def run(config: Config, *, target: Path, rows: Path, gpus: int | None, report: P
     layers = resolve_layers(config.target.layers, described["num_layers"])
     with _folder(Path(config.extract.store)) as folder:
         trial = prepare(config, described, layers, rows, folder)
-        log(f"dry run: {trial.rows} rows through {trial.count} of {described['num_layers']} layers with dummy weights, in about two minutes")
+        log(
+            f"dry run: {trial.rows} rows through {trial.count} of {described['num_layers']} layers with dummy weights, in about two minutes"
+        )
         outcome = _run(trial, gpus)
+        # The ledger goes with the store.
+        kept = str(report.with_name(f"failed-{report.name}"))
+        outcome = replace(outcome, text=re.sub(rf"{re.escape(str(folder))}\S*\.json", lambda _: kept, outcome.text))
         checks = [
             made("target", lambda: ("ok", trial.sentence(described))),
             made("extraction", lambda: _extraction(trial, outcome)),
@@ -98,7 +103,9 @@ def run(config: Config, *, target: Path, rows: Path, gpus: int | None, report: P
             log(f"dry run: what it ended with\n{outcome.text}")
             checks[1].traceback = outcome.text
         figures = {} if failed or not trial.manifest.is_file() else read_json(trial.manifest)["figures"]
-        verdict.conclude("dry run", checks, report, begun, figures={name: figures[name] for name in figures if name != "failed"})
+        verdict.conclude(
+            "dry run", checks, report, begun, figures={name: figures[name] for name in figures if name != "failed"}
+        )
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,9 @@ def prepare(config: Config, described: dict[str, Any], layers: Sequence[int], ro
     captured, layer 0 among them if it is among those, as it is read in another way.
     """
     num_layers, source = described["num_layers"], Path(described["path"])
-    small, count = few_layers(json.loads((source / "config.json").read_text()), num_layers, max(_LAYERS, len(layers) + 1))
+    small, count = few_layers(
+        json.loads((source / "config.json").read_text()), num_layers, max(_LAYERS, len(layers) + 1)
+    )
     first, others = [0] if 0 in layers else [], list(range(1, count))
     kept = first + others[len(others) - (len(layers) - len(first)) :]
     model = folder / "dry-run-target"
@@ -138,8 +147,12 @@ def prepare(config: Config, described: dict[str, Any], layers: Sequence[int], ro
     for path in source.iterdir():
         if path.name != "config.json":
             (model / path.name).symlink_to(path.resolve())
-    write_json(model / "config.json", small)
-    write_json(folder / "target.json", described | {"path": str(model.resolve()), "num_layers": count, "fingerprint": "dry-run"})
+    # Not as strict as files of this project's own: some configs hold infinities.
+    (model / "config.json").write_text(json.dumps(small, indent=2))
+    write_json(
+        folder / "target.json",
+        described | {"path": str(model.resolve()), "num_layers": count, "fingerprint": "dry-run"},
+    )
     longest = read_rows(rows).nlargest(_ROWS, "length")
     longest.to_parquet(folder / "rows.parquet")
     args = {name: value for name, value in config.engine.args.items() if name != "model_loader_extra_config"}
@@ -191,7 +204,9 @@ def _run(trial: Trial, gpus: int | None) -> _Outcome:
     begun = time.perf_counter()
     lines: deque[str] = deque(maxlen=_KEPT_LINES)
     with Termination() as termination:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        )
         reader = threading.Thread(target=_pass_on, args=(process.stdout, lines), daemon=True)
         reader.start()
         try:
@@ -242,8 +257,9 @@ def last_words(lines: Sequence[str]) -> str:
 
 
 def hint(text: str) -> str:
-    """What to do about an error with this text."""
-    return next((mend for pattern, mend in _HINTS.items() if re.search(pattern, text)), _NO_HINT)
+    """What to do about a program that ended with these words; only what its errors say counts."""
+    errors = "\n".join(line for line in text.splitlines() if re.search(r"Error\b|Exception\b|^it was ended", line))
+    return next((mend for pattern, mend in _HINTS.items() if re.search(pattern, errors)), _NO_HINT)
 
 
 def _extraction(trial: Trial, outcome: _Outcome) -> Found:
@@ -259,13 +275,16 @@ def _extraction(trial: Trial, outcome: _Outcome) -> Found:
 
 def _manifest(trial: Trial) -> dict[str, Any]:
     if not trial.manifest.is_file():
-        raise Skip("the extraction failed")
+        raise Skip("left out: the extraction failed")
     return dict(read_json(trial.manifest))
 
 
 def _reading(trial: Trial) -> Found:
     figures = _manifest(trial)["figures"]
-    return "ok", f"{figures['method']}, layers {trial.layers} and the final state, on {str(figures['runner']).rsplit('.', 1)[-1]}"
+    return (
+        "ok",
+        f"{figures['method']}, layers {trial.layers} and the final state, on {str(figures['runner']).rsplit('.', 1)[-1]}",
+    )
 
 
 def _store(trial: Trial) -> Found:
@@ -279,6 +298,11 @@ def _store(trial: Trial) -> Found:
         if states.token_ids.tolist() != list(ids)[: len(states.token_ids)]:
             raise DraftsmithError(f"row {row} came back with other tokens; this is a fault of the workflow, report it")
         if not (bool(states.aux.isfinite().all()) and bool(states.final.isfinite().all())):
-            raise DraftsmithError(f"row {row} came back with states that are no numbers; see engine.args and target.dtype")
+            raise DraftsmithError(
+                f"row {row} came back with states that are no numbers; see engine.args and target.dtype"
+            )
         shape = (*states.aux.shape[1:], *states.final.shape[1:])
-    return "ok", f"all rows were read back: {shape[0]} layers and the final state of width {shape[1]} in {str(states.final.dtype).removeprefix('torch.')}"
+    return (
+        "ok",
+        f"all rows were read back: {shape[0]} layers and the final state of width {shape[1]} in {str(states.final.dtype).removeprefix('torch.')}",
+    )

@@ -23,8 +23,6 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_COLOR": "0",
         "VLLM_CONFIGURE_LOGGING": "1",
-        # A forked worker cannot use CUDA when this process has touched it.
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         # An 18-minute load must not end as 'engine not ready'.
         "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
         "PYTHONFAULTHANDLER": "1",

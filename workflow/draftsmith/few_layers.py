@@ -12,8 +12,10 @@ from typing import Any
 
 # Names of the number of layers.
 _COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+# Where multimodal checkpoints keep the config of their language model.
+_TEXTS = ("text_config", "llm_config", "language_config")
 # Sub-configs of other parts than the language model, which may have as many layers by chance.
-_OTHERS = re.compile(r"vision|visual|image|audio|speech|video|projector|quantization|compression|rope")
+_OTHERS = re.compile(r"vision|visual|vit_|image|audio|speech|video|projector|quantization|compression|rope")
 # From this layer on the kind is another one: dense layers come first, then a mixture of experts.
 _STARTS = re.compile(r"^(first_k_dense_replace|n(um)?_dense_layers|moe_layer_start_index|\w+_layer_offset)$")
 # Every so many layers one is of another kind.
@@ -31,15 +33,24 @@ def few_layers(settings: dict[str, Any], num_layers: int, least: int) -> tuple[d
 
     ``num_layers`` is how many it has. Lists with an entry a layer are shortened, wherever they lie.
     """
-    count = min(max([least, *(_wanted(part, num_layers) for part in _parts(settings))]), num_layers)
-    return shortened(settings, num_layers, count), count
+    every = list(parts(settings))
+    count = min(max([least, *(_wanted(part, num_layers) for part in every)]), num_layers)
+    made = shortened(settings, num_layers, count)
+    if not any(part.get(name) == num_layers for part in every for name in _COUNTS):
+        # Left out where it equals the default of the config's class.
+        text = next((made[name] for name in _TEXTS if isinstance(made.get(name), dict)), made)
+        text[_COUNTS[0]] = count
+    return made, count
 
 
 def shortened(settings: dict[str, Any], num_layers: int, count: int) -> dict[str, Any]:
     """A copy of ``settings``, a config or overrides of one, for ``count`` of its ``num_layers`` layers."""
     made: dict[str, Any] = {}
     for key, value in settings.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value and all(name.isdecimal() for name in value):
+            # Settings of single layers, by their ids.
+            made[key] = {name: layer for name, layer in value.items() if int(name) < count}
+        elif isinstance(value, dict):
             made[key] = value if _OTHERS.search(key) else shortened(value, num_layers, count)
         elif key in _COUNTS and value == num_layers:
             made[key] = count
@@ -71,11 +82,12 @@ def _layer_ids(key: str, value: Any, num_layers: int) -> bool:
     )
 
 
-def _parts(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def parts(settings: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The config and every mapping within it that is about the language model."""
     yield settings
     for key, value in settings.items():
         if isinstance(value, dict) and not _OTHERS.search(key):
-            yield from _parts(value)
+            yield from parts(value)
 
 
 def _wanted(part: dict[str, Any], num_layers: int) -> int:

@@ -40,12 +40,16 @@ _JUNK = {
 }  # fmt: skip
 # A conversion takes half a minute; what is older was left by a process that was killed.
 _ABANDONED_SECONDS = 3600
-# Where multimodal checkpoints keep the sizes of their language model.
-_TEXT_CONFIGS = ("text_config", "llm_config", "language_config")
+# Where multimodal checkpoints keep the sizes of their language model, one inside of the other where there are two.
+_TEXT_CONFIGS = ("thinker_config", "text_config", "llm_config", "language_config")
+# Dictionaries of a config under keys with these words belong to towers.
+_TOWERS = ("vision", "visual", "vit_", "audio", "speech")
 _SIZES = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "hidden_size": ("hidden_size", "n_embd", "d_model"),
     "vocab_size": ("vocab_size", "padded_vocab_size"),
+    # Models without a table or rotation of positions have none.
+    "max_positions": ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "max_seq_len"),
 }
 
 
@@ -97,9 +101,9 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
         raise DraftsmithError(
             f"{folder}: holds no tokenizer files (target.source: {source}); save the tokenizer beside the model"
         )
-    text: dict[str, Any] = next((settings[key] for key in _TEXT_CONFIGS if isinstance(settings.get(key), dict)), {})
-    sizes = _sizes(settings, text, folder, trust_remote_code)
-    dtype = text.get("dtype") or text.get("torch_dtype") or settings.get("dtype") or settings.get("torch_dtype")
+    parts = _parts(settings)
+    sizes = _sizes(parts, folder, trust_remote_code)
+    dtype = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
     return {
         "source": source,
         "revision": revision,
@@ -107,9 +111,9 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
         "model_type": settings.get("model_type") or "unknown",
         "architectures": settings.get("architectures") or [],
         **sizes,
-        "max_positions": text.get("max_position_embeddings") or settings.get("max_position_embeddings"),
         "torch_dtype": dtype or "float32",
-        "multimodal": any(key in settings for key in ("vision_config", "audio_config")),
+        "multimodal": len(parts) > 1
+        or any(isinstance(value, dict) and any(word in key for word in _TOWERS) for key, value in settings.items()),
         "trust_remote_code": trust_remote_code,
         "fingerprint": fingerprint(folder, tokenizer_files, weights, revision),
     }
@@ -186,29 +190,48 @@ def _check_length(file: Path) -> None:
         raise DraftsmithError(f"{file}: is {actual} bytes long and should be {expected}; complete the download")
 
 
-def _sizes(settings: dict[str, Any], text: dict[str, Any], folder: Path, trust_remote_code: bool) -> dict[str, int]:
-    def find(name: str) -> int | None:
-        values = (part.get(key) for part in (text, settings) for key in _SIZES[name])
-        return next((value for value in values if isinstance(value, int)), None)
+def _parts(settings: dict[str, Any]) -> list[dict[str, Any]]:
+    """The config and what it holds of its language model, the innermost first."""
+    parts = [settings]
+    while True:
+        inner = next((parts[0][key] for key in _TEXT_CONFIGS if isinstance(parts[0].get(key), dict)), None)
+        if inner is None:
+            return parts
+        parts.insert(0, inner)
 
-    sizes = {name: find(name) for name in _SIZES}
+
+def _sizes(parts: list[dict[str, Any]], folder: Path, trust_remote_code: bool) -> dict[str, int | None]:
+    sizes = {
+        name: next((part[key] for part in parts for key in keys if isinstance(part.get(key), int)), None)
+        for name, keys in _SIZES.items()
+    }
     if None in sizes.values():
-        # Some checkpoints leave out what equals the defaults of their config class.
-        from transformers import AutoConfig
-
-        complete = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code).get_text_config()
+        complete = _complete(folder, trust_remote_code)
         sizes = {
             name: value
             if value is not None
-            else next((getattr(complete, key) for key in _SIZES[name] if hasattr(complete, key)), None)
+            else next((complete[key] for key in _SIZES[name] if complete.get(key)), None)
             for name, value in sizes.items()
         }
-    found: dict[str, int] = {}
     for name, value in sizes.items():
-        if value is None:
-            raise DraftsmithError(f"{folder / 'config.json'}: names no {_SIZES[name][0]}, at the top or in text_config")
-        found[name] = value
-    return found
+        if value is None and name != "max_positions":
+            raise DraftsmithError(
+                f"{folder / 'config.json'}: names no {_SIZES[name][0]}, at the top or in text_config, and transformers "
+                "knows no default of its model_type; add it, or set target.trust_remote_code if the checkpoint brings its own code"
+            )
+    return sizes
+
+
+def _complete(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """The language model's config with what the checkpoint leaves out, as it equals the defaults of the config's class."""
+    from transformers import AutoConfig
+
+    try:
+        known = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except Exception:
+        # A model_type of its own code, or one that is newer than transformers: the checkpoint has to say it all.
+        return {}
+    return dict(known.get_text_config().to_dict())
 
 
 def _from_hub(source: str, revision: str | None, cache: Path) -> tuple[Path, str]:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from draftsmith.errors import DraftsmithError
+from draftsmith.few_layers import parts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _EMBEDDING = "embed_tokens.weight"
 _HEAD = "lm_head.weight"
+_QUANTISED = ("quantization_config", "compression_config")
 # Bytes of a number of the types that a load casts to the precision asked for.
 _CAST = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 _ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -78,7 +80,7 @@ def loaded_bytes(folder: Path, dtype: str) -> int:
     A quantised checkpoint keeps its own types. Towers that a text-only engine leaves out are counted with the rest.
     """
     settings = json.loads((folder / "config.json").read_text())
-    quantised = any(part.get("quantization_config") for part in (settings, settings.get("text_config") or {}))
+    quantised = any(part.get(key) for part in parts(settings) for key in _QUANTISED)
     index = folder / "model.safetensors.index.json"
     named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else None
     # Some checkpoints hold their weights twice, the second time as one file for another program.

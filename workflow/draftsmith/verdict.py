@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import time
 import traceback
@@ -20,6 +21,7 @@ Found = tuple[Status, str]
 # What stands out in a column of 'ok'.
 _SHOWN = {"ok": "ok", "warn": "WARN", "fail": "FAIL", "skip": "skip"}
 _WIDTH = 100
+_LONGEST = 300
 
 
 class Check(BaseModel):
@@ -42,18 +44,32 @@ def made(name: str, call: Callable[[], Found]) -> Check:
     except Skip as reason:
         return Check(name=name, status="skip", detail=str(reason))
     except DraftsmithError as error:
-        return Check(name=name, status="fail", detail=str(error))
+        return Check(
+            name=name, status="fail", detail=str(error), traceback=_kept(name, error) if error.__cause__ else None
+        )
     except Exception as error:
-        text = "".join(traceback.format_exception(error))
-        log(f"the check '{name}' raised an error\n{text.rstrip()}")
-        return Check(name=name, status="fail", detail=f"{sentence(error)}; its traceback is above", traceback=text)
+        detail = f"{sentence(error)}; its traceback is above"
+        return Check(name=name, status="fail", detail=detail, traceback=_kept(name, error))
     return Check(name=name, status=status, detail=detail)
 
 
-def sentence(error: BaseException, limit: int = 300) -> str:
-    """Type and text of an error in one line of at most about ``limit`` characters."""
-    text = " ".join(str(error).split())
-    return type(error).__name__ + (f": {text[:limit]}{' …' if len(text) > limit else ''}" if text else "")
+def _kept(name: str, error: Exception) -> str:
+    """The traceback of an error, printed before the table."""
+    text = "".join(traceback.format_exception(error)).rstrip()
+    print(f"the check '{name}' raised\n{text}", file=sys.stderr, flush=True)
+    return text
+
+
+def sentence(error: BaseException) -> str:
+    """Type and text of an error in one line."""
+    text = shortened(str(error))
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def shortened(text: str) -> str:
+    """``text`` in one line, cut off where it becomes long."""
+    text = " ".join(text.split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def table(stage: str, checks: Sequence[Check]) -> list[str]:

@@ -54,6 +54,11 @@ def _dictionary(value: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def schedules_asynchronously(llm: Any) -> bool:
+    """Whether the engine plans the next step before it knows what came of this one."""
+    return bool(llm.llm_engine.vllm_config.scheduler_config.async_scheduling)
+
+
 def tensor_parallel_rank() -> int:
     """This worker's rank in its tensor-parallel group."""
     from vllm.distributed import get_tensor_model_parallel_rank
@@ -110,11 +115,6 @@ class EngineView:
     num_layers: int
     hidden_size: int
 
-    @property
-    def by_transformers(self) -> bool:
-        """Whether vLLM has no implementation of its own and runs that of transformers."""
-        return self.model.__module__.startswith("vllm.model_executor.models.transformers")
-
 
 def engine_view(arguments: Mapping[str, Any]) -> EngineView:
     """Let vLLM check ``arguments`` of its engine and look up the model's class; raises what vLLM raises."""
@@ -153,6 +153,11 @@ def model_class(architectures: Sequence[str]) -> type[Any] | None:
     for name in [own] if own else fallback:
         ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
     return ModelRegistry.models[own].load_model_cls() if own else None
+
+
+def by_transformers(model: type[Any]) -> bool:
+    """Whether the class runs a model by its implementation in transformers, as vLLM has none of its own."""
+    return model.__module__.startswith("vllm.model_executor.models.transformers")
 
 
 def known_arguments() -> frozenset[str]:

@@ -34,30 +34,33 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     folder = Path(config.extract.store) / key
     folder.mkdir(parents=True, exist_ok=True)
 
-    table = read_rows(rows, ["row_id", "input_ids", "length"])
-    every = [plan.PlannedRow(row, int(length)) for row, length in zip(table["row_id"], table["length"], strict=True)]
-    mine = plan.share(every, scatteritem, config.extract.batch_tokens)
-    index = store.scan(folder, key)
-    for reason in index.bad.values():
-        log(f"extract: {reason}")
+    # What the store holds of each row: all of it, or with supervised_only what is left of it, maybe the same for several.
+    kept = plan.stored_rows(rows, config.extract.supervised_only)
+    per_token = store.bytes_per_token(len(described["layers"]), described["hidden_size"], dtype, storage)
+    batch_tokens = plan.batch_tokens(config.extract.batch_tokens, per_token)
+    mine = plan.share(list(kept.values()), scatteritem, batch_tokens)
+    index = store.trusted(folder, key, [row.row_id for row in mine])
     todo = plan.missing(mine, index.rows)
     log(
         f"extract: shard {scatteritem}: {len(mine)} rows, {len(mine) - len(todo)} are in the store already, {len(todo)} to extract"
     )
     outcome = driver.Outcome()
     if todo:
-        per_token = store.bytes_per_token(len(described["layers"]), described["hidden_size"], dtype, storage)
         space.check_space(folder, sum(row.length for row in todo), per_token)
-        wanted = {row.row_id for row in todo}
+        wanted = set(todo)
+        table = read_rows(rows, ["row_id", "input_ids"])
         tokens = {
-            row: ids.tolist() for row, ids in zip(table["row_id"], table["input_ids"], strict=True) if row in wanted
+            kept[row].row_id: ids[: kept[row].length].tolist()
+            for row, ids in zip(table["row_id"], table["input_ids"], strict=True)
+            if kept[row] in wanted
         }
-        job = driver.Job(config, described, folder, key, stored, todo, tokens, scatteritem)
+        job = driver.Job(config, described, folder, key, stored, todo, batch_tokens, tokens, scatteritem)
         with Termination() as termination:
             outcome = driver.extract(job, termination)
         if outcome.stopped:
             _stopped(outcome, termination)
-        index = store.scan(folder, key)
+        index = store.trusted(folder, key, [row.row_id for row in mine])
+    ours = set(mine)
     _check_complete(config, folder, mine, index, outcome)
     write_json(
         manifest,
@@ -69,8 +72,15 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
             "dtype": stored[0],
             "storage": stored[1],
             "hidden_size": described["hidden_size"],
-            "rows": {row.row_id: list(index.rows[row.row_id]) for row in mine if row.row_id in index.rows},
-            "failed": [_failed(row, entry) for row, entry in outcome.failed.items()],
+            "supervised_only": config.extract.supervised_only,
+            "rows": {
+                row: list(index.rows[left.row_id])
+                for row, left in kept.items()
+                if left in ours and left.row_id in index.rows
+            },
+            "failed": [
+                _failed(row, outcome.failed[left.row_id]) for row, left in kept.items() if left.row_id in outcome.failed
+            ],
             "figures": outcome.figures | {"reused_rows": len(mine) - len(todo)},
         },
     )

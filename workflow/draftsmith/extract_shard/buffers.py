@@ -6,6 +6,7 @@ batches are open or being written: a slow disk slows the engine, it never fills 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class Ring:
         header = self.header(row_ids, lengths, ["0" * 16] * len(row_ids))
         head, places = store.layout(header)
         views = store.tensors(header, places, lambda at, size: buffer.data[at - len(head) : at - len(head) + size])
-        starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
+        starts = list(itertools.accumulate(lengths, initial=0))
         views["offsets"].copy_(torch.tensor(starts))
         return OpenBatch(
             row_ids, lengths, buffer, views, buffer.peaks[: header.tokens], starts, filled=[0] * len(row_ids)

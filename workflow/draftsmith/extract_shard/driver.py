@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +37,7 @@ class Job:
     fingerprint: str
     stored: tuple[str, store.Storage]
     rows: Sequence[PlannedRow]
+    batch_tokens: int
     tokens: dict[str, list[int]]
     scatteritem: str
 
@@ -133,7 +133,7 @@ class _Attempt:
 
         Returns None when it came to its end, or the text of a crash.
         """
-        batches = plan.pack(free, self.job.config.extract.batch_tokens)
+        batches = plan.pack(free, self.job.batch_tokens)
         every = [*batches, *([row] for row in alone)]
         longest = max(row.length for batch in every for row in batch)
         session = Session(self.job.config, self.job.target, self.stage, longest)
@@ -141,10 +141,7 @@ class _Attempt:
         lone: Sequence[PlannedRow] = ()
         try:
             with session:
-                session.attach(
-                    self.job.fingerprint, self.job.stored,
-                    max(sum(row.length for row in batch) for batch in every), max(len(batch) for batch in every),
-                )  # fmt: skip
+                session.attach(self.job.fingerprint, self.job.stored, every)
                 self.publisher.start()
                 loaded = time.perf_counter()
                 self._load_seconds = loaded - begun
@@ -158,15 +155,17 @@ class _Attempt:
                             self._feed(session, [[row]], stop, 1)
                 self._more |= {
                     "method": session.attached["method"], "runner": session.attached["runner"],
+                    "async_scheduling": session.attached["async_scheduling"],
                     "startup": {name: round(value, 2) for name, value in session.seconds.items()},
                 }  # fmt: skip
                 self.publisher.finish()
+                self._run_seconds = time.perf_counter() - loaded
                 self.progress.show(self.publisher, always=True)
             return None
         except Exception as error:
-            return self._crash(error, session)
-        finally:
+            crash = self._crash(error, session)
             self._run_seconds = time.perf_counter() - (loaded or time.perf_counter())
+            return crash
 
     def _stop(self, session: Session) -> Callable[[], str | None]:
         room = Room(self.job.folder, session.buffered_bytes)
@@ -201,8 +200,12 @@ class _Attempt:
 
     def _crash(self, error: Exception, session: Session) -> str:
         # A worker's files may be complete though the engine is not: publish what is right, then tell all that is known.
-        with contextlib.suppress(Exception):
+        try:
             self.publisher.finish()
+        except Exception as other:
+            log(
+                f"extract: publishing what was finished failed as well\n{ledger.text(ledger.describe(other, stage='publish'))}"
+            )
         self._entries = ledger.read(session.errors)
         entries = [entry for entry in self._entries if entry["stage"] not in ("validate", "publish")]
         if session.killed:

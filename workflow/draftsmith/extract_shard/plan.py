@@ -14,6 +14,9 @@ from draftsmith import store
 from draftsmith.errors import DraftsmithError
 from draftsmith.rows import read_rows, stored_length
 
+_FILE_BYTES = 128 << 20
+_MOST_TOKENS = 8192
+
 
 @dataclass(frozen=True)
 class PlannedRow:
@@ -21,6 +24,14 @@ class PlannedRow:
 
     row_id: str
     length: int
+
+
+def batch_tokens(asked: int | None, bytes_per_token: int) -> int:
+    """Tokens of a batch: as asked, or what makes a file of about :data:`_FILE_BYTES`.
+
+    A file is written by one thread, so small files let all of them share the end of a run.
+    """
+    return asked or max(512, min(_MOST_TOKENS, _FILE_BYTES // bytes_per_token))
 
 
 def pack(rows: Sequence[PlannedRow], batch_tokens: int) -> list[list[PlannedRow]]:
@@ -48,9 +59,13 @@ def parse_scatteritem(scatteritem: str) -> tuple[int, int]:
 
 
 def share(rows: Sequence[PlannedRow], scatteritem: str, batch_tokens: int) -> list[PlannedRow]:
-    """Rows of one shard: every n-th pack of all rows, so that the shards get about the same number of tokens."""
+    """Rows of one shard: every n-th pack of all rows, so that the shards get about the same number of tokens.
+
+    A row that is there more than once counts as the first of its copies, so that it belongs to one shard and is computed once.
+    """
     place, count = parse_scatteritem(scatteritem)
-    return [row for group in pack(rows, batch_tokens)[place::count] for row in group]
+    distinct = list({row.row_id: row for row in rows}.values())
+    return [row for group in pack(distinct, batch_tokens)[place::count] for row in group]
 
 
 def missing(rows: Sequence[PlannedRow], present: Container[str]) -> list[PlannedRow]:

@@ -26,7 +26,7 @@ from draftsmith.log import log
 
 Batches = Sequence[Sequence[PlannedRow]]
 # Batches that may be waiting for the disk, each in a buffer of its own.
-_IN_WRITING = 4
+_IN_WRITING = 12
 _END_SECONDS = 15.0
 
 
@@ -45,19 +45,20 @@ class Session:
         self.running: dict[str, PlannedRow] = {}
         self.seconds: dict[str, float] = {}
         self.attached: dict[str, Any] = {}
-        self.buffered_bytes = 0
+        self.step_tokens = self.buffered_bytes = 0
         """The most that is still written when no more batches are begun."""
         self._watch: Watch | None = None
         self._before: list[psutil.Process] = []
         self._plans = 0
 
     def __enter__(self) -> Session:
-        os.environ[ERRORS] = str(self.errors.resolve())
+        os.environ[ERRORS] = str(self.errors.absolute())
         self._before = psutil.Process().children(recursive=True)
         arguments = engine.vllm_arguments(self.config, self.target, self.longest + 2)
         # A cached prefix would never pass through the model, so its states would never be seen.
         arguments["enable_prefix_caching"] = False
         arguments["worker_extension_cls"] = "draftsmith.extract_shard.worker.CaptureExtension"
+        self.step_tokens = int(arguments["max_num_batched_tokens"])
         arguments["worker_cls"] = "draftsmith.extract_shard.loud_worker.LoudWorker"
         log(f"extract: loading {self.target['path']} with {arguments}")
         begun = time.perf_counter()
@@ -96,28 +97,32 @@ class Session:
         """A worker that was gone without a record, as an entry of the ledger."""
         return None if self._watch is None else self._watch.gone
 
-    def attach(self, key: str, stored: tuple[str, store.Storage], batch_tokens: int, batch_rows: int) -> None:
-        """Begin to capture: ``key`` is the fingerprint, ``stored`` (dtype, storage), and the rest the size of the largest batch."""
+    def attach(self, key: str, stored: tuple[str, store.Storage], batches: Batches) -> None:
+        """Begin to capture: ``key`` is the fingerprint, ``stored`` (dtype, storage); no later batch may be larger than ``batches``."""
         begun = time.perf_counter()
         target, (dtype, storage) = self.target, stored
+        tokens, rows = max(sum(row.length for row in batch) for batch in batches), max(len(batch) for batch in batches)
         header = store.BatchHeader(
             fingerprint=key, target=target["fingerprint"], layers=target["layers"], dtype=dtype, storage=storage,
-            hidden_size=target["hidden_size"], rows=[""] * batch_rows, lengths=[0] * (batch_rows - 1) + [batch_tokens], checksums=[], vllm="",
+            hidden_size=target["hidden_size"], rows=[""] * rows, lengths=[0] * (rows - 1) + [tokens], checksums=[], vllm="",
         )  # fmt: skip
         head, places = store.layout(header)
-        buffer = max(at + size for at, size in places.values()) - len(head)
-        self.buffered_bytes = buffer * (_IN_WRITING + 2)
+        size = max(at + length for at, length in places.values()) - len(head)
+        # What a step brings is open until its end; one more batch has begun, and one is about to.
+        buffers = min(_IN_WRITING + self.step_tokens // tokens + 2, len(batches))
+        self.buffered_bytes = size * buffers
         plan = {
             "fingerprint": key, "target": target["fingerprint"], "layers": target["layers"], "num_layers": target["num_layers"],
-            "hidden_size": target["hidden_size"], "dtype": dtype, "storage": storage, "buffer_tokens": batch_tokens,
-            "buffer_bytes": buffer, "in_writing": _IN_WRITING,
+            "hidden_size": target["hidden_size"], "dtype": dtype, "storage": storage, "buffer_tokens": tokens, "buffer_bytes": size,
+            "buffers": buffers, "in_writing": _IN_WRITING,
             "writer_threads": self.config.extract.writer_threads or (1 if hardware.device() == "cpu" else 8),
         }  # fmt: skip
         write_json(self.staging / "plan.json", plan)
         answers = self.rpc(
-            "draftsmith_attach", str((self.staging / "plan.json").resolve()), str(self.staging.resolve())
+            "draftsmith_attach", str((self.staging / "plan.json").absolute()), str(self.staging.absolute())
         )
         self.attached = next(answer for answer in answers if answer["rank"] == 0)
+        self.attached["async_scheduling"] = vllm_compat.schedules_asynchronously(self.llm)
         log(
             f"extract: {self.attached['model']} on {self.attached['runner']}, states read by {self.attached['method']}, "
             f"layers {target['layers']} and the final one"
@@ -152,7 +157,7 @@ class Session:
         write_json(
             plan, [{"rows": [r.row_id for r in batch], "lengths": [r.length for r in batch]} for batch in batches]
         )
-        first = self.rpc("draftsmith_expect", str(plan.resolve()))[0]["first"]
+        first = self.rpc("draftsmith_expect", str(plan.absolute()))[0]["first"]
         core = self.llm.llm_engine
         greedy = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
         waiting = deque(

@@ -24,8 +24,9 @@ def staging(folder: Path, scatteritem: str) -> Iterator[Path]:
     root = folder / ".staging"
     for old in root.glob("*"):
         name = _NAME.fullmatch(old.name)
-        # Another host's may be alive.
-        if name and name[1] == socket.gethostname() and not psutil.pid_exists(int(name[2])):
+        # Another host's may be alive; one with this process's own number is that of a process before it, in a container.
+        dead = name and (int(name[2]) == os.getpid() or not psutil.pid_exists(int(name[2])))
+        if name and name[1] == socket.gethostname() and dead:
             log(f"removing {old}, left by process {name[2]} that is gone")
             shutil.rmtree(old, ignore_errors=True)
     path = root / f"{scatteritem}-{socket.gethostname()}-{os.getpid()}"

@@ -91,7 +91,7 @@ class Recorder:
             header, plan["buffer_bytes"], plan["buffer_tokens"], self.copies is not None, plan["in_writing"]
         )
         if self.rank == 0 and self.copies is not None:
-            self.ring.prepare(plan["in_writing"] + 2)
+            self.ring.prepare(plan["buffers"])
         self.writer = Writer(staging, self.ring, plan["writer_threads"], self.failed)
         self._execute = runner.execute_model
         runner.execute_model = self.execute_model
@@ -226,6 +226,7 @@ class Recorder:
             "buffers": self.ring.made,
             "blocked_seconds": round(self.ring.blocked_seconds, 3),
             "collect_seconds": round(self.collect_seconds, 3),
+            "writer_seconds": {name: round(value, 3) for name, value in self.writer.seconds.items()},
             "steps": self.steps,
             "restarts": self.restarts,
             "open_batches": len(self.open),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
 import psutil
 
 from draftsmith import engine, hardware, store
-from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard.plan import missing, stored_rows
 from draftsmith.files import check_writable
 from draftsmith.preflight.subject import Subject, needed
 from draftsmith.target_weights import loaded_bytes
-from draftsmith.verdict import Found
+from draftsmith.verdict import Found, Status
 
 GIB = 1 << 30
 
@@ -38,26 +36,51 @@ def gpus(subject: Subject) -> Found:
 
 def memory(subject: Subject) -> Found:
     """The checkpoint's weights have room: on a CPU in main memory, on GPUs in each one's share."""
-    args = subject.config.engine.args
-    weights = loaded_bytes(subject.folder, subject.dtype)
-    # vLLM's own quantisation makes them smaller by what only it knows.
-    status, before = ("warn", ", before engine.args.quantization") if args.get("quantization") else ("fail", "")
-    if subject.on_cpu:
-        # Each rank holds its part of the weights, and a KV cache of its own.
-        cache = subject.config.engine.kv_cache_gib * subject.config.engine.tp
-        total, free = psutil.virtual_memory().total / GIB, psutil.virtual_memory().available / GIB
-        detail = f"{weights / GIB:.1f} GiB of weights{before} and {cache:g} GiB of KV cache; {free:.1f} of {total:.1f} GiB are free"
-        if weights / GIB > total:
-            return status, f"{detail}; take a smaller target"  # type: ignore[return-value]
-        return ("warn", f"{detail}; lower engine.kv_cache_gib or end other programs") if weights / GIB + cache > free else ("ok", detail)
-    engine.check_granted(subject.config, subject.granted)
-    tp, share = subject.config.engine.tp, subject.config.engine.gpu_memory_utilization
-    smallest = min(gpu.total for gpu in hardware.gpus()[:tp]) / GIB
-    room = smallest * share + float(args.get("cpu_offload_gb", 0))
-    detail = f"{weights / GIB:.1f} GiB of weights{before}, {weights / tp / GIB:.1f} on each of {tp} GPUs that may fill {smallest * share:.1f} GiB"
-    if weights / tp / GIB >= room:
-        return status, f"{detail}; raise engine.tp, or engine.gpu_memory_utilization ({share})"  # type: ignore[return-value]
-    return "ok", f"{detail}: {room - weights / tp / GIB:.1f} are left for the KV cache and the step"
+    weights = loaded_bytes(subject.folder, subject.dtype) / GIB
+    return _main_memory(subject, weights) if subject.on_cpu else _gpu_memory(subject, weights)
+
+
+def _too_much(subject: Subject) -> tuple[Status, str]:
+    # vLLM's own quantisation makes them smaller, by what only it knows.
+    return (
+        ("warn", ", before engine.args.quantization")
+        if subject.config.engine.args.get("quantization")
+        else ("fail", "")
+    )
+
+
+def _main_memory(subject: Subject, weights: float) -> Found:
+    status, before = _too_much(subject)
+    settings, main = subject.config.engine, psutil.virtual_memory()
+    # Each rank holds its part of the weights, and a KV cache of its own.
+    cache = settings.kv_cache_gib * settings.tp
+    detail = (
+        f"{weights:.1f} GiB of weights{before} and {cache:g} GiB of KV cache; "
+        f"{main.available / GIB:.1f} of {main.total / GIB:.1f} GiB are free"
+    )
+    if weights > main.total / GIB:
+        return status, f"{detail}; take a smaller target"
+    if weights + cache > main.available / GIB:
+        return "warn", f"{detail}; lower engine.kv_cache_gib or end other programs"
+    return "ok", detail
+
+
+def _gpu_memory(subject: Subject, weights: float) -> Found:
+    needed(lambda: engine.check_granted(subject.config, subject.granted), "GPUs")
+    status, before = _too_much(subject)
+    settings = subject.config.engine
+    each = weights / settings.tp
+    share = min(gpu.total for gpu in hardware.gpus()[: settings.tp]) / GIB * settings.gpu_memory_utilization
+    detail = (
+        f"{weights:.1f} GiB of weights{before}, {each:.1f} on each of {settings.tp} GPUs that may fill {share:.1f} GiB"
+    )
+    room = share + float(settings.args.get("cpu_offload_gb", 0))
+    if each >= room:
+        return (
+            status,
+            f"{detail}; raise engine.tp, or engine.gpu_memory_utilization ({settings.gpu_memory_utilization})",
+        )
+    return "ok", f"{detail}: {room - each:.1f} are left for the KV cache and the step"
 
 
 def store_room(subject: Subject) -> Found:

@@ -8,14 +8,15 @@ from typing import Any
 
 from draftsmith import vllm_compat
 from draftsmith.errors import DraftsmithError
-from draftsmith.preflight.subject import EngineRefused, Subject, UnknownArchitecture, needed, version
+from draftsmith.few_layers import parts
+from draftsmith.preflight.subject import EngineRefused, Subject, UnknownArchitecture, left_out, needed, version
 from draftsmith.verdict import Found, Skip
 
 # Their float16 path scales the residual stream, so that its states are no longer the model's.
 _NO_FLOAT16 = ("deepseek", "kimi")
 # Arguments of vLLM that the config has a key of its own for, which other stages read as well; None: the extraction's own.
 _OWN_KEYS = {
-    "model": "target.source", "revision": "target.revision", "dtype": "target.dtype", "trust_remote_code": "target.trust_remote_code",
+    "model": "target.source", "dtype": "target.dtype", "trust_remote_code": "target.trust_remote_code",
     "tensor_parallel_size": "engine.tp", "enable_prefix_caching": None, "worker_cls": None, "worker_extension_cls": None,
     "speculative_config": None,
 }  # fmt: skip
@@ -45,23 +46,26 @@ def architecture(subject: Subject) -> Found:
     try:
         view = subject.view
     except UnknownArchitecture as error:
-        return "fail", (
+        raise DraftsmithError(
             f"vLLM {vllm_compat.version()} knows no {' or '.join(subject.architectures) or 'architecture of this target'} "
             f"({error}); install a release of vLLM that does, or choose another target"
-        )
+        ) from error
     except EngineRefused:
         # Why, is told with the engine's arguments.
         own = subject.model_class
         if own is None:
-            raise Skip("needs what the check 'engine arguments' looks at") from None
+            raise Skip(left_out("engine arguments")) from None
         return "ok", f"{own.__name__}, {sizes}"
     if (view.num_layers, view.hidden_size) != (target["num_layers"], target["hidden_size"]):
         return "fail", (
             f"target.json tells of {sizes}, the engine would run {view.num_layers} layers of width {view.hidden_size}; "
             "take the sizes out of engine.args.hf_overrides, or run get_target again"
         )
-    if view.by_transformers:
-        return "warn", f"{' '.join(subject.architectures)} by {view.architecture}, slower than a class of vLLM's own; {sizes}"
+    if vllm_compat.by_transformers(view.model):
+        return (
+            "warn",
+            f"{' '.join(subject.architectures)} by {view.architecture}, slower than a class of vLLM's own; {sizes}",
+        )
     return "ok", f"{view.architecture}, {sizes}"
 
 
@@ -78,24 +82,28 @@ def reading(subject: Subject) -> Found:
     """How the states will be read: by vLLM's EAGLE-3 interface, or by hooks on the decoder layers."""
     model = needed(lambda: _class(subject), "architecture")
     layers = needed(lambda: subject.layers, "layers")
-    if vllm_compat.reads_natively(model, layers):
-        return "ok", f"native: {model.__name__} has vLLM's EAGLE-3 interface"
-    why = (
-        "layer 0 has no residual yet, which vLLM's EAGLE-3 interface would add"
-        if vllm_compat.reads_natively(model, [1])
-        else f"{model.__name__} lacks vLLM's EAGLE-3 interface"
-    )
     if not subject.config.engine.enforce_eager:
-        return "fail", f"{why}, and hooks see nothing of compiled layers; set engine.enforce_eager to true"
-    return "ok", f"hooks on the decoder layers: {why}"
+        return "fail", "compiled layers give no states; set engine.enforce_eager to true"
+    if vllm_compat.reads_natively(model, layers):
+        inside = ", or by hooks if the language model inside of it lacks it" if subject.target.get("multimodal") else ""
+        return "ok", f"native: {model.__name__} has vLLM's EAGLE-3 interface{inside}"
+    if not vllm_compat.reads_natively(model, [1]):
+        return "ok", f"hooks on the decoder layers: {model.__name__} lacks vLLM's EAGLE-3 interface"
+    if vllm_compat.by_transformers(model):
+        # Its layers are called with a batch of one, whose states are of another shape than the engine's.
+        return "fail", f"layer 0 cannot be read off {model.__name__}; begin target.layers with 1"
+    return "ok", "hooks on the decoder layers: layer 0 has no residual yet, which vLLM's EAGLE-3 interface would add"
 
 
 def layers(subject: Subject) -> Found:
     """The layer ids exist, and which kinds of layers they enter."""
     ids = subject.layers
     settings = json.loads((subject.folder / "config.json").read_text())
-    kinds = (settings.get("text_config") or settings).get("layer_types")
-    if kinds and len(set(kinds)) > 1:
+    listed = (part.get("layer_types") for part in parts(settings))
+    kinds = next(
+        (kinds for kinds in listed if isinstance(kinds, list) and len(kinds) == subject.target["num_layers"]), []
+    )
+    if len(set(kinds)) > 1:
         return "ok", f"{ids} and the final state; they enter layers of the kinds {[kinds[layer] for layer in ids]}"
     return "ok", f"{ids} and the final state, after the final norm"
 
@@ -114,19 +122,24 @@ def arguments(subject: Subject) -> Found:
     for name in given:
         if name in _OWN_KEYS:
             key = _OWN_KEYS[name]
-            return "fail", f"engine.args.{name} is set by this workflow; " + (f"set {key} instead" if key else "take it out")
+            return "fail", f"engine.args.{name} is set by this workflow; " + (
+                f"set {key} instead" if key else "take it out"
+            )
     for name in _ONE_COPY:
         if given.get(name, 1) != 1:
-            return "fail", f"engine.args.{name} is {given[name]}, but states are read from one copy; spread it with engine.tp"
+            return (
+                "fail",
+                f"engine.args.{name} is {given[name]}, but states are read from one copy; spread it with engine.tp",
+            )
     try:
         view = subject.view
     except UnknownArchitecture:
-        raise Skip("needs what the check 'architecture' looks at") from None
+        raise Skip(left_out("architecture")) from None
     except EngineRefused as error:
-        return "fail", (
+        raise DraftsmithError(
             f"vLLM {vllm_compat.version()} refuses the target with these arguments: {error}; correct engine.args, or the "
             "key of target or engine that this is about"
-        )
+        ) from error
     return "ok", f"vLLM accepts them, and runs them on its {view.runner} model runner"
 
 

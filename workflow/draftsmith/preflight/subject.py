@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from draftsmith import engine, hardware, verdict, vllm_compat
+from draftsmith import engine, hardware, vllm_compat
 from draftsmith.chat import Chat
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.layers import resolve_layers
 from draftsmith.rows import read_rows
+from draftsmith.verdict import Skip, sentence, shortened
 
 T = TypeVar("T")
 # What vLLM and transformers say of a model that they do not have.
@@ -99,22 +100,25 @@ class Subject:
         except Exception as error:
             # transformers, tokenizers and code of the checkpoint each raise their own kinds.
             raise DraftsmithError(
-                f"{self.folder}: its tokenizer cannot be opened ({verdict.sentence(error)}); fetch its files again, and "
+                f"{self.folder}: its tokenizer cannot be opened ({sentence(error)}); fetch its files again, and "
                 "set target.trust_remote_code where they bring Python code"
             ) from error
 
     def _look(self) -> vllm_compat.EngineView:
         own = self.model_class
-        known = [name for name in self.config.engine.args if name not in self.unknown_arguments()]
         arguments = engine.vllm_arguments(self.config, self.target, max(self.lengths.values()) + MARGIN)
-        arguments = {name: value for name, value in arguments.items() if name in known or name not in self.config.engine.args}
+        # As the extraction does.
+        arguments["enable_prefix_caching"] = False
+        for name in self.unknown_arguments():
+            # Told of in their own words; what the others would do is told as well.
+            del arguments[name]
         try:
-            # As the extraction does.
-            return vllm_compat.engine_view(arguments | {"enable_prefix_caching": False})
+            return vllm_compat.engine_view(arguments)
         except Exception as error:
             text = _first(error)
             if own is None and any(words in text for words in _UNKNOWN):
-                raise UnknownArchitecture(text.split(" Supported architectures:")[0]) from error
+                # Lists of all that there is and advice follow.
+                raise UnknownArchitecture(text.split(". ")[0].rstrip(".")) from error
             raise EngineRefused(text) from error
 
 
@@ -124,8 +128,8 @@ def _first(error: Exception) -> str:
     if callable(faults) and (listed := faults()):
         where = ".".join(str(part) for part in listed[0]["loc"])
         said = str(listed[0]["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
-        return " ".join(f"{where}: {said}".removeprefix(": ").split())
-    return verdict.sentence(error, 600)
+        return shortened(f"{where}: {said}".removeprefix(": ")).rstrip(".")
+    return sentence(error)
 
 
 def needed(call: Callable[[], T], name: str) -> T:
@@ -133,7 +137,12 @@ def needed(call: Callable[[], T], name: str) -> T:
     try:
         return call()
     except DraftsmithError:
-        raise verdict.Skip(f"needs what the check '{name}' looks at") from None
+        raise Skip(left_out(name)) from None
+
+
+def left_out(name: str) -> str:
+    """Why a check is left out that needs what the check ``name`` looks at."""
+    return f"left out: the check '{name}' did not pass"
 
 
 def version(name: str) -> str | None:

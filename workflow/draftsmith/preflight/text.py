@@ -30,7 +30,10 @@ def lengths(subject: Subject) -> Found:
                 f"the longest row has {longest} tokens, {words.format(limit)}; lower tokenize.max_length to {limit - MARGIN}"
             )
     positions = subject.target.get("max_positions") or "?"
-    return "ok", f"the longest of {len(subject.lengths)} rows has {longest} tokens; the target has {positions} positions"
+    return (
+        "ok",
+        f"the longest of {len(subject.lengths)} rows has {longest} tokens; the target has {positions} positions",
+    )
 
 
 def vocabulary(subject: Subject) -> Found:
@@ -46,7 +49,10 @@ def vocabulary(subject: Subject) -> Found:
     detail = f"largest token {largest} of {size}; the tokenizer has {tokens}"
     ends = sorted(end for end in chat.end_ids if end >= size)
     if ends:
-        return "fail", f"{detail}, of which the end-of-turn {ends[0]} is none of the model's: it is another model's tokenizer"
+        return (
+            "fail",
+            f"{detail}, of which the end-of-turn {ends[0]} is none of the model's: it is another model's tokenizer",
+        )
     if tokens > size:
         return "warn", f"{detail}: {tokens - size} of them are none of the model's, though no row has one"
     if tokens < _LEAST_SHARE * size:
@@ -79,5 +85,5 @@ def template(subject: Subject) -> Found:
 def supervision(subject: Subject) -> Found:
     """The share of tokens that the draft learns from is what conversations usually have."""
     share = subject.tokenised["supervised"] / max(subject.tokenised["tokens"], 1)
-    status = "ok" if 0.05 <= share <= 0.95 else "warn"
-    return status, f"{share:.0%} of {subject.tokenised['tokens']} tokens are supervised"
+    detail = f"{share:.0%} of {subject.tokenised['tokens']} tokens are supervised"
+    return ("ok" if 0.05 <= share <= 0.95 else "warn"), detail

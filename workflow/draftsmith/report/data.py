@@ -19,6 +19,7 @@ REPORTS = {
     "tokenize": "tokenize/tokenize.json",
     "preflight": "preflight.json",
     "clean_gpus": "clean_gpus.json",
+    "dry_run": "dry_run.json",
     "merge_manifest": "extract/manifest.json",
     "map_vocabulary": "vocabulary/vocabulary.json",
     "train_draft": "train/train.json",
@@ -27,7 +28,12 @@ REPORTS = {
 }
 """The JSON file that each stage leaves, relative to results/NAME."""
 
-_FAILED_EVALUATION = "evaluate/failed-evaluate.json"
+# Where these stages leave their figures when they fail, since Snakemake deletes the output of a failed job.
+_FAILED = {
+    "preflight": "failed-preflight.json",
+    "dry_run": "failed-dry_run.json",
+    "evaluate_draft": "evaluate/failed-evaluate.json",
+}
 
 
 @dataclass
@@ -67,8 +73,9 @@ def gather(config: Config, results: Path, measured: Path) -> Gathered:
     gathered = Gathered(config, results)
     for stage, name in REPORTS.items():
         _read(gathered, stage, results / name)
-    if "evaluate_draft" in gathered.absent and (results / _FAILED_EVALUATION).exists():
-        _read(gathered, "evaluate_draft", results / _FAILED_EVALUATION)
+    for stage, name in _FAILED.items():
+        if stage in gathered.absent and (results / name).exists():
+            _read(gathered, stage, results / name)
     if not gathered.reports:
         raise DraftsmithError(
             f"{results}: holds no results of any stage; run the workflow first, or give the folder results/NAME"

@@ -1,9 +1,11 @@
 """The store: batch files of hidden states that are complete or absent.
 
-:mod:`~draftsmith.store.format` says what a file holds, :mod:`~draftsmith.store.verification` whether it still does,
+:mod:`~draftsmith.store.format` says what a file holds (:mod:`~draftsmith.store.head` reads how it begins,
+:mod:`~draftsmith.store.float8` makes small numbers of it), :mod:`~draftsmith.store.verification` whether it still does,
 :mod:`~draftsmith.store.index` finds what a folder holds, and :mod:`~draftsmith.store.reader` gives rows to training.
 """
 
+from draftsmith.store.float8 import dequantise, quantise
 from draftsmith.store.format import (
     AGAIN,
     FORMAT_VERSION,
@@ -16,19 +18,16 @@ from draftsmith.store.format import (
     batch_name,
     buffer,
     bytes_per_token,
-    check_belongs,
     checksum,
-    dequantise,
     fingerprint,
     layout,
-    quantise,
-    read_header,
     row_id,
     row_parts,
     shapes,
     stored_as,
     tensors,
 )
+from draftsmith.store.head import check_belongs, read_header
 from draftsmith.store.index import StoreIndex, scan, trusted
 from draftsmith.store.reader import BatchFile, Row, StoreReader, open_batch
 from draftsmith.store.verification import Journal

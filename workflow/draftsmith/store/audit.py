@@ -65,7 +65,7 @@ def audit(store: Path, manifest: Path | None, threads: int, progress: Counter) -
     places = None if manifest is None else read_json(manifest)
     files = {folder: sorted(folder.glob(f"*{SUFFIX}")) for folder in folders(store)}
     made = Audit(store=str(store), fingerprints=[], files=sum(map(len, files.values())))
-    made.bytes = sum(identity(path).size for paths in files.values() for path in paths)
+    made.bytes = sum(_size(path) for paths in files.values() for path in paths)
     progress.begin(made.files, made.bytes)
     sound: dict[str, dict[str, BatchHeader]] = {}
     for folder, paths in files.items():
@@ -81,12 +81,22 @@ def audit(store: Path, manifest: Path | None, threads: int, progress: Counter) -
     return made
 
 
+def _size(path: Path) -> int:
+    try:
+        return identity(path).size
+    except FileNotFoundError:
+        # An extraction that is running has moved it aside.
+        return 0
+
+
 def _read(folder: Path, paths: list[Path], each: Verified, threads: int, progress: Counter) -> dict[str, BatchHeader]:
     journal, sound = Journal(folder), dict[str, BatchHeader]()
+    known = journal.read()
     for verdict in examine_all(paths, each.fingerprint, threads):
         progress.add(verdict.seen.size)
         if verdict.header is not None:
-            journal.add(verdict.path, verdict.seen)
+            if (verdict.path.name, verdict.seen) not in known:
+                journal.add(verdict.path, verdict.seen)
             sound[verdict.path.name] = verdict.header
             each.bytes += verdict.seen.size
         elif isinstance(verdict.error, DamagedFile):

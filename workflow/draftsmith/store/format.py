@@ -20,19 +20,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import xxhash
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from draftsmith.errors import DraftsmithError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 # Raise it when the bytes of a batch file come to mean something else; every store then starts anew.
@@ -208,105 +205,3 @@ def buffer(tensor: Tensor) -> memoryview:
 
     # By way of uint8, since numpy knows no bfloat16.
     return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-
-
-def quantise(states: Tensor) -> tuple[Tensor, Tensor]:
-    """States [..., H] as float8_e4m3fn [..., H] and a float32 scale [...]: the largest |x| of each becomes 448, e4m3's largest.
-
-    NaN and infinities stay visible in the scale.
-    """
-    import torch
-
-    top = torch.finfo(torch.float8_e4m3fn).max
-    scale = torch.linalg.vector_norm(states, torch.inf, dim=-1).float() / top
-    # A state of zeros has no scale of its own.
-    safe = torch.where(scale > 0, scale, torch.ones_like(scale))
-    return (states.float() / safe.unsqueeze(-1)).clamp(-top, top).to(torch.float8_e4m3fn), scale
-
-
-def dequantise(states: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    """The reverse of :func:`quantise`, in ``dtype``."""
-    return (states.float() * scale.unsqueeze(-1)).to(dtype)
-
-
-def read_metadata(file: BinaryIO, path: Path) -> tuple[dict[str, Any], bytes]:
-    """What the file at ``path``, open as ``file``, says of itself, in any format version, and its head as it lies there.
-
-    Raises :class:`DamagedFile` when it is no batch file.
-    """
-    try:
-        start = file.read(8)
-        (size,) = struct.unpack("<Q", start)
-        text = file.read(min(size, 1 << 28))
-        metadata = json.loads(text)["__metadata__"]
-        written = metadata["draftsmith"]
-        # Format 1 had no checksum here.
-        if metadata.get("xxh3", "") not in ("", checksum(written.encode())):
-            raise DamagedFile(f"{path}: its head does not have its checksum")
-        values = json.loads(written)
-        if not isinstance(values["format"], int):
-            raise TypeError
-        return values, start + text
-    except OSError as error:
-        raise DamagedFile(f"{path}: cannot be read ({error.strerror})") from error
-    except (ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedFile(f"{path}: is no readable batch file ({type(error).__name__})") from error
-
-
-def read_head(file: BinaryIO, path: Path) -> tuple[BatchHeader, dict[str, tuple[int, int]]]:
-    """As :func:`read_header`, of a file that is open already: what is read next is then of the same file, whatever has taken
-    its name in the meantime.
-    """
-    values, found = read_metadata(file, path)
-    if values["format"] != FORMAT_VERSION:
-        raise OtherFormat(f"{path}: has format {values['format']}, this version reads {FORMAT_VERSION}")
-    try:
-        header = BatchHeader.model_validate(values)
-        head, places = layout(header)
-    except (ValidationError, KeyError) as error:
-        raise DamagedFile(f"{path}: is no readable batch file ({type(error).__name__})") from error
-    expected, actual = max(at + size for at, size in places.values()), os.fstat(file.fileno()).st_size
-    if actual != expected:
-        raise DamagedFile(f"{path}: is {actual} bytes long and should be {expected}")
-    if found != head:
-        raise DamagedFile(f"{path}: its head is not what its writer wrote")
-    return header, places
-
-
-def open_file(path: Path) -> BinaryIO:
-    """Open a batch file for reading.
-
-    Raises :class:`FileNotFoundError` when it is gone, :class:`StoreError` when it may not be read, which is no damage.
-    """
-    try:
-        return open(path, "rb")
-    except FileNotFoundError:
-        raise
-    except PermissionError as error:
-        raise StoreError(
-            f"{path}: may not be read ({error.strerror}); let its owner make the store readable for all who share it"
-        ) from error
-    except OSError as error:
-        raise DamagedFile(f"{path}: cannot be read ({error.strerror})") from error
-
-
-def read_header(path: Path) -> tuple[BatchHeader, dict[str, tuple[int, int]]]:
-    """Read and check the head of a batch file, and for each tensor its first byte and size; the states are not read.
-
-    Raises :class:`StoreError`: :class:`DamagedFile` when the file is cut short, has bytes too many, a damaged head, or is
-    no batch file, and :class:`OtherFormat` when another version wrote it.
-    """
-    try:
-        with open_file(path) as file:
-            return read_head(file, path)
-    except FileNotFoundError:
-        raise StoreError(f"{path}: is gone") from None
-
-
-def check_belongs(header: BatchHeader, path: Path, key: str | None) -> None:
-    """Raise :class:`DamagedFile` unless a file that says this of itself belongs to the fingerprint ``key`` and has its own name."""
-    if key is not None and header.fingerprint != key:
-        raise DamagedFile(f"{path}: belongs to the fingerprint {header.fingerprint}, not {key}")
-    own = batch_name(header.rows)
-    if path.name != own:
-        raise DamagedFile(f"{path}: is the file {own} under another name")

@@ -8,16 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftsmith.log import log
-from draftsmith.store.format import (
-    SUFFIX,
-    BatchHeader,
-    DamagedFile,
-    OtherFormat,
-    StoreError,
-    check_belongs,
-    open_file,
-    read_head,
-)
+from draftsmith.store.format import SUFFIX, BatchHeader, DamagedFile, OtherFormat, StoreError
+from draftsmith.store.head import check_belongs, open_file, read_head
 from draftsmith.store.verification import Identity, Journal, Lines, examine_all, identity, move_aside
 
 # A head is small: on a network file system the wait for it is all that costs.

@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from draftsmith.errors import DraftsmithError
-from draftsmith.store.format import OtherFormat, bytes_per_token, read_metadata
+from draftsmith.store.format import OtherFormat, bytes_per_token
+from draftsmith.store.head import read_metadata
 from draftsmith.store.index import Head, heads
 from draftsmith.store.leftovers import Leftover, damaged, staging
 from draftsmith.store.verification import Journal

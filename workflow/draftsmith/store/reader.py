@@ -11,19 +11,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftsmith.store.format import (
-    AGAIN,
-    DamagedFile,
-    StoreError,
-    check_belongs,
-    checksum,
-    dequantise,
-    open_file,
-    read_head,
-    row_id,
-    row_parts,
-    tensors,
-)
+from draftsmith.store.float8 import dequantise
+from draftsmith.store.format import AGAIN, DamagedFile, StoreError, checksum, row_id, row_parts, tensors
+from draftsmith.store.head import check_belongs, open_file, read_head
 from draftsmith.store.verification import examine, move_aside
 
 if TYPE_CHECKING:

@@ -59,8 +59,8 @@ def _bytes(count: float) -> str:
     return f"{count:.2f} TB"
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    made = Table(title=title, title_justify="left")
+def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    made = Table(show_header=any(columns))
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:
@@ -71,14 +71,14 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]])
 
 def show_audit(found: Audit) -> None:
     """What reading a store brought: counts, what is damaged, what is missing, and the mend."""
+    print(f"{found.store}: {found.files} files, {_bytes(found.bytes)}, looked through in {found.seconds:.1f} s")
     _table(
-        f"{found.store}: {found.files} files, {_bytes(found.bytes)} in {found.seconds:.0f} s",
-        ("fingerprint", "files", "rows", "tokens", "size", "damaged or foreign", "of another format"),
+        ("fingerprint", "sound files", "rows", "tokens", "size", "damaged or foreign", "of another format"),
         (
             (
                 each.fingerprint,
                 each.files,
-                each.rows,
+                f"{each.rows:,}",
                 f"{each.tokens:,}",
                 _bytes(each.bytes),
                 len(each.damaged),
@@ -87,26 +87,29 @@ def show_audit(found: Audit) -> None:
             for each in found.fingerprints
         ),
     )
-    broken = [(each.fingerprint, reason) for each in found.fingerprints for reason in each.damaged.values()]
-    if broken:
-        _table("damaged or foreign", ("fingerprint", "file and reason"), broken)
+    for each in found.fingerprints:
+        for reason in each.damaged.values():
+            print(f"damaged: {reason}")
     if found.missing:
-        shown = [(row,) for row in found.missing[:10]]
-        _table(f"{len(found.missing)} of {found.manifest_rows} rows of the manifest are missing", ("row",), shown)
+        print(
+            f"{len(found.missing)} of {found.manifest_rows} rows of the manifest are missing, the first is {found.missing[0]}"
+        )
     if not found.sound:
         print(
             "`snakemake --forcerun extract_shard` moves damaged files aside and computes their rows again, and no others"
         )
-    elif found.manifest_rows is not None:
-        print(f"all {found.manifest_rows} rows of the manifest are there, and every file is sound")
-    else:
-        print("every file is sound")
+        return
+    unread = sum(each.other_format for each in found.fingerprints)
+    besides = f"; {unread} of another format version were not verified" if unread else ""
+    there = "" if found.manifest_rows is None else f"all {found.manifest_rows} rows of the manifest are there, and "
+    print(f"{there}every file is sound{besides}")
 
 
 def show_stats(found: Sequence[Contents]) -> None:
     """A table for each fingerprint."""
     for each in found:
-        _table(each.fingerprint, ("", ""), _facts(each))
+        print(each.fingerprint)
+        _table(("", ""), _facts(each))
 
 
 def _facts(each: Contents) -> Iterator[tuple[str, str]]:
@@ -129,16 +132,25 @@ def _facts(each: Contents) -> Iterator[tuple[str, str]]:
 
 def show_leftovers(store: Path, items: Sequence[Leftover], chosen: Sequence[Leftover], removed: bool) -> None:
     """What could go, what of it was asked for, and whether that is gone."""
-    verb = "removed" if removed else "asked for"
+    if not items:
+        print(
+            f"{store}: no staging folder, no damaged file; --keep or --manifest also shows the fingerprints that neither names"
+        )
+        return
+
+    def fate(item: Leftover) -> str:
+        if item in chosen:
+            return "removed" if removed else "asked for"
+        return "could go" if item.removable else "stays"
+
     _table(
-        f"{store}: what could go",
         ("kind", "path", "size", "", "note"),
         (
             (
                 item.kind,
                 item.path.relative_to(store) if item.path != store else item.path,
                 _bytes(item.bytes),
-                verb if item in chosen else "could go" if item.removable else "stays",
+                fate(item),
                 item.note,
             )
             for item in items

@@ -22,7 +22,8 @@ from typing import BinaryIO, NamedTuple
 import xxhash
 
 from draftsmith.log import log
-from draftsmith.store.format import CHECKED, BatchHeader, DamagedFile, StoreError, check_belongs, open_file, read_head
+from draftsmith.store.format import CHECKED, BatchHeader, DamagedFile, StoreError
+from draftsmith.store.head import check_belongs, open_file, read_head
 
 DAMAGED = ".damaged"
 VERIFIED = ".verified"

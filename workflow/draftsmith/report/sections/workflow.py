@@ -5,36 +5,28 @@ from __future__ import annotations
 from draftsmith.report.benchmarks import Job
 from draftsmith.report.dag import Box, Graph
 from draftsmith.report.data import REPORTS, Gathered
-from draftsmith.report.model import Bar, Cell, Link, Notice, Section, Table
+from draftsmith.report.model import Bar, Cell, Detail, Link, Notice, Section, Table
 from draftsmith.report.sections import checks
 from draftsmith.report.stages import BY_NAME
 from draftsmith.report.values import Shown, count, dig, duration, listing, missing, shown, size, text, total
 
+# Stages whose results are checks.
+_CHECKED = {"preflight": "Preflight", "dry_run": "Dry run"}
 _UNMEASURED = "the rule has no benchmark file"
 _UNSAMPLED = "Snakemake took no sample: the job was too short, or the system does not tell"
 
 
 def section(gathered: Gathered, graph: Graph) -> Section:
-    """Time and bytes of each stage, and the preflight's checks."""
+    """Time and bytes of each stage, and the checks before the first load."""
     made = Section(
         "workflow",
         "Workflow",
         "A box is a rule; its file in workflow/rules/, its command and its Python module bear the same name. Edges "
         "that a longer way implies are left out.",
     )
-    made.tables = [_stages(gathered, graph), *_preflight(gathered)]
-    remarks = [
-        check for check in listing(gathered.of("preflight"), "checks") if dig(check, "status") in ("warn", "fail")
-    ]
-    if remarks:
-        failed = any(dig(check, "status") == "fail" for check in remarks)
-        made.notices.append(
-            Notice(
-                "fail" if failed else "warn",
-                "The preflight had something to say:",
-                [f"{dig(check, 'name')}: {dig(check, 'detail')}" for check in remarks],
-            )
-        )
+    made.tables = [_stages(gathered, graph)]
+    for stage, title in _CHECKED.items():
+        _checked(gathered, stage, title, made)
     ended = listing(gathered.of("clean_gpus"), "ended")
     if ended:
         made.notices.append(
@@ -114,7 +106,22 @@ def _sampled(jobs: list[Job], value: float | None, form: object) -> Shown:
     return shown(value, form, _UNSAMPLED if jobs else _UNMEASURED)  # type: ignore[arg-type]
 
 
-def _preflight(gathered: Gathered) -> list[Table]:
-    report = gathered.of("preflight")
-    verdict = text(dig(report, "verdict"), "")
-    return checks.tables(f"Preflight: {verdict}", listing(report, "checks"), "preflight.json")
+def _checked(gathered: Gathered, stage: str, title: str, made: Section) -> None:
+    """Add the table of a stage that checks, what it warned of, and the tracebacks behind its failures."""
+    report = gathered.of(stage)
+    made_checks = listing(report, "checks")
+    made.tables += checks.tables(f"{title}: {text(dig(report, 'verdict'), '')}", made_checks, REPORTS[stage])
+    remarks = [check for check in made_checks if dig(check, "status") in ("warn", "fail")]
+    if remarks:
+        failed = any(dig(check, "status") == "fail" for check in remarks)
+        made.notices.append(
+            Notice(
+                "fail" if failed else "warn",
+                f"The {title.lower()} had something to say:",
+                [f"{dig(check, 'name')}: {dig(check, 'detail')}" for check in remarks],
+            )
+        )
+    for check in made_checks:
+        trace = dig(check, "traceback")
+        if isinstance(trace, str):
+            made.details.append(Detail(f"{title}, {dig(check, 'name')}: what was raised", trace))

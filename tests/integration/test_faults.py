@@ -1,0 +1,330 @@
+"""Whatever breaks in extraction is told by type, message, whole traceback, rank, stage and rows, and costs nothing that is finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+import tiny
+from draftsmith import store
+from draftsmith.errors import DraftsmithError
+from draftsmith.extract_shard import publish, space, worker, writer
+from draftsmith.extract_shard.capture import Capture
+from draftsmith.extract_shard.driver import ExtractionFailed
+from extraction import extract, rows_of, settings, worst_error, write_rows
+
+FAULTS = Path(__file__).parent / "faults"
+
+
+@pytest.fixture(scope="session")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.model(tmp_path_factory.mktemp("models") / "llama")
+
+
+def ledger(folder: Path) -> list[dict[str, Any]]:
+    """Every error in the store's ledger, in order."""
+    files = sorted((folder / "store").glob("*/.ledger/*.json"))
+    return [entry for file in files for entry in json.loads(file.read_text())["errors"]]
+
+
+class Empty(Exception):
+    """An exception whose text is empty."""
+
+
+@pytest.mark.parametrize("error", [AssertionError(), NotImplementedError(), Empty("")])
+def test_an_error_without_text_is_told_in_full(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It breaks every step, so the engine is not started again: nothing was brought."""
+
+    def take(self: Capture, tokens: int) -> None:
+        raise error
+
+    monkeypatch.setattr(Capture, "take", take)
+    rows = rows_of([30] * 2, seed=8)
+    with pytest.raises(ExtractionFailed) as raised:
+        extract(tmp_path, llama, rows)
+    ids = [store.row_id(row) for row in rows]
+    text = str(raised.value)
+    assert text.startswith(f"extraction broke off: {type(error).__name__} (stage step rank 0); 0 batches")
+    # The cause comes last: that is what a terminal shows.
+    assert f"--- {type(error).__name__} (stage step, rank 0, rows {ids[0]}, {ids[1]}) ---" in text
+    assert text.rstrip().splitlines()[-1].split(".")[-1].startswith(type(error).__name__)
+    assert "raise error" in text
+    entry = ledger(tmp_path)[0]
+    assert (entry["type"], entry["rank"], entry["stage"], entry["rows"]) == (type(error).__name__, 0, "step", ids)
+    assert "raise error" in entry["traceback"]
+
+
+def breaks_with(monkeypatch: pytest.MonkeyPatch, row: list[int]) -> list[int]:
+    """The engine breaks in every step with this row; gives a list with the number of rows in each such step."""
+    hit: list[int] = []
+    collect = worker.Recorder.collect
+
+    def broken(self: worker.Recorder, output: Any) -> None:
+        if store.row_id(row) in self.rows_in_step:
+            hit.append(len(self.rows_in_step))
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        collect(self, output)
+
+    monkeypatch.setattr(worker.Recorder, "collect", broken)
+    return hit
+
+
+def test_a_row_that_breaks_the_engine_is_left_out_and_the_rest_goes_on(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third of twelve rows crashes each step with it: once among others, once alone; then it is left out."""
+    rows = rows_of([60] * 12, seed=21)
+    guilty = store.row_id(rows[6])
+    hit = breaks_with(monkeypatch, rows[6])
+    config = settings(tmp_path, extract={"max_failed_fraction": 0.1, "batch_tokens": 120}, engine={"max_num_seqs": 2})
+    manifest = extract(tmp_path, llama, rows, config=config)
+    assert hit[-1] == 1
+    assert len(hit) == 2
+    assert [entry["row_id"] for entry in manifest["failed"]] == [guilty]
+    assert "illegal memory access" in manifest["failed"][0]["error"]
+    assert "Traceback" in manifest["failed"][0]["traceback"]
+    assert set(manifest["rows"]) == {store.row_id(row) for row in rows} - {guilty}
+    assert manifest["figures"]["starts"] == 2
+    assert worst_error(AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32), manifest, rows[:6]) <= 1e-5
+
+
+def test_too_many_rows_left_out_fail_the_run(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_of([60] * 4, seed=22)
+    breaks_with(monkeypatch, rows[3])
+    config = settings(tmp_path, extract={"batch_tokens": 60}, engine={"max_num_seqs": 1})
+    with pytest.raises(DraftsmithError, match=r"1 of 4 rows could not be extracted, more than extract\.max_failed"):
+        extract(tmp_path, llama, rows, config=config)
+    assert len(list((tmp_path / "store").glob("*/*.safetensors"))) == 3
+
+
+def test_a_suspect_of_an_earlier_run_comes_last_and_alone(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The very first row breaks the engine before anything is there; the next run leaves it for the end."""
+    rows = rows_of([60] * 6, seed=23)
+    config = settings(tmp_path, extract={"max_failed_fraction": 0.2, "batch_tokens": 60}, engine={"max_num_seqs": 1})
+    with monkeypatch.context() as patch:
+        breaks_with(patch, rows[0])
+        with pytest.raises(ExtractionFailed):
+            extract(tmp_path, llama, rows, config=config)
+        manifest = extract(tmp_path, llama, rows, config=config)
+    assert [entry["row_id"] for entry in manifest["failed"]] == [store.row_id(rows[0])]
+    # Mended, it is tried again: nothing is left out for good.
+    assert extract(tmp_path, llama, rows, config=config)["failed"] == []
+
+
+def test_a_missing_shard_is_told_with_the_stage(tmp_path: Path, llama: Path) -> None:
+    """One of the checkpoint's files goes away after it was described."""
+    broken = tmp_path / "model"
+    shutil.copytree(llama, broken)
+    AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).save_pretrained(broken, max_shard_size="300KB")
+    (broken / "model.safetensors").unlink()
+    described = tiny.target(broken)
+    sorted(broken.glob("model-*.safetensors"))[1].unlink()
+    with pytest.raises(ExtractionFailed, match=r"broke off: \w+ \(stage load rank 0\)"):
+        extract(tmp_path, broken, rows_of([30]), described=described)
+    assert ledger(tmp_path)[0]["stage"] == "load"
+    assert "Traceback" in ledger(tmp_path)[0]["traceback"]
+
+
+def test_a_weight_of_a_wrong_shape_is_told_with_the_stage(tmp_path: Path, llama: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(llama, broken)
+    weights = load_file(broken / "model.safetensors")
+    name = "model.layers.2.mlp.down_proj.weight"
+    weights[name] = weights[name][:, :-8].contiguous()
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExtractionFailed, match=r"broke off: \w+ \(stage load rank 0\)"):
+        extract(tmp_path, broken, rows_of([30]))
+
+
+def test_a_failed_write_is_told_and_loses_nothing_else(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of([100] * 8, seed=24)
+    calls = []
+    fsync = os.fsync
+
+    def failing(descriptor: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        # Batch files alone: JSON is written by way of hidden names.
+        if path.endswith(".tmp") and not Path(path).name.startswith("."):
+            calls.append(descriptor)
+            if len(calls) >= 3:
+                raise OSError(5, "Input/output error")
+        fsync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer.os, "fsync", failing)
+        with pytest.raises(ExtractionFailed) as raised:
+            extract(
+                tmp_path, llama, rows, config=settings(tmp_path, extract={"batch_tokens": 100, "max_engine_starts": 1})
+            )
+    assert str(raised.value).startswith("extraction broke off: OSError (stage write rank 0); 2 batches")
+    assert "Input/output error" in str(raised.value)
+    assert ledger(tmp_path)[0]["rows"]
+    manifest = extract(tmp_path, llama, rows, config=settings(tmp_path, extract={"batch_tokens": 100}))
+    assert manifest["figures"]["reused_rows"] == 2
+    assert manifest["failed"] == []
+
+
+@pytest.mark.parametrize(("value", "what"), [(float("nan"), "NaN or infinite"), (0.0, "all-zero")])
+def test_a_row_with_a_broken_state_is_tried_twice_and_left_out(tmp_path: Path, value: float, what: str) -> None:
+    """The embedding of one token is NaN or zero and layer 0 is captured, so the rows that hold it, and no others, fail."""
+    folder = tiny.model(tmp_path / "model")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[300] = value
+    model.save_pretrained(folder)
+    rows = rows_of([40] * 8, seed=5)
+    rows[2][10] = 300
+    config = settings(tmp_path, extract={"max_failed_fraction": 0.2}, target={"layers": [0, 2, 4]})
+    manifest = extract(tmp_path, folder, rows, config=config)
+    bad = store.row_id(rows[2])
+    assert [entry["row_id"] for entry in manifest["failed"]] == [bad]
+    # How many of the row's tokens are hit depends on the attention kernel: a masked NaN is still a NaN in some.
+    assert f"{what} hidden state at" in manifest["failed"][0]["error"]
+    assert "Traceback" in manifest["failed"][0]["traceback"]
+    assert set(manifest["rows"]) == {store.row_id(row) for row in rows} - {bad}
+    assert manifest["figures"]["starts"] == 1
+
+
+def test_a_state_that_does_not_give_the_engines_token_is_not_published(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head of another model stands for every fault of this kind: wrong norm, wrong layer, wrong row."""
+    monkeypatch.setattr(
+        publish, "head_weight", lambda folder: torch.randn(320, 64, generator=torch.Generator().manual_seed(9))
+    )
+    with pytest.raises(DraftsmithError, match="lm_head of the stored final state gives token"):
+        extract(tmp_path, llama, rows_of([30] * 4, seed=6))
+    assert not list((tmp_path / "store").glob("*/*.safetensors"))
+
+
+def test_a_check_that_fails_once_costs_no_row(tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a batch that was refused are tried again, each alone and each compared."""
+    compare, calls = publish.HeadCheck._compare, []
+
+    def once(self: publish.HeadCheck, logits: torch.Tensor, token: int) -> str | None:
+        calls.append(token)
+        return "refused" if len(calls) == 1 else compare(self, logits, token)
+
+    monkeypatch.setattr(publish.HeadCheck, "_compare", once)
+    rows = rows_of([30] * 4, seed=6)
+    manifest = extract(tmp_path, llama, rows)
+    assert manifest["failed"] == []
+    assert len(manifest["rows"]) == 4
+    assert len(calls) == 5
+
+
+def test_a_disk_that_fills_up_stops_the_run_while_there_is_room(
+    tmp_path: Path, llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = rows_of([100] * 30, seed=25)
+    config = settings(tmp_path, extract={"batch_tokens": 100}, engine={"max_num_seqs": 2, "max_num_batched_tokens": 32})
+    usage = shutil.disk_usage
+    monkeypatch.setattr(space, "_LOOK_SECONDS", 0.0)
+
+    def filling(path: Path) -> Any:
+        published = len(list((tmp_path / "store").glob("*/*.safetensors")))
+        real = usage(path)
+        return real._replace(free=10_000_000) if published >= 3 else real
+
+    with monkeypatch.context() as patch:
+        patch.setattr(space.shutil, "disk_usage", filling)
+        with pytest.raises(
+            DraftsmithError, match=r"only 0\.01 GB are free; \d+ batches were added, run the same command"
+        ):
+            extract(tmp_path, llama, rows, config=config)
+    done = len(list((tmp_path / "store").glob("*/*.safetensors")))
+    assert 3 <= done < 30
+    assert extract(tmp_path, llama, rows, config=config)["figures"]["reused_rows"] == done
+
+
+def started(
+    folder: Path, model: Path, fault: dict[str, Any] | None, tp: int, rows: list[list[int]]
+) -> subprocess.Popen[bytes]:
+    """The stage by its command, with its output in `log` and its lines for the terminal in `terminal`."""
+    (folder / "target.json").write_text(json.dumps(tiny.target(model)))
+    write_rows(folder / "rows.parquet", rows)
+    config = settings(folder, engine={"tp": tp, "device": "cpu", "max_num_batched_tokens": 32, "max_num_seqs": 2})
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])}
+    environment |= {"DRAFTSMITH_FAULT": json.dumps(fault), "DRAFTSMITH_CONSOLE": "3"}
+    command = [
+        sys.executable, "-m", "draftsmith", "extract-shard", "--settings", config.model_dump_json(), "--config", config.model_dump_json(),
+        "--target", str(folder / "target.json"), "--rows", str(folder / "rows.parquet"), "--scatteritem", "1-of-1",
+        "--manifest", str(folder / "manifest.json"),
+    ]  # fmt: skip
+    # As the rule does it.
+    shell = ["bash", "-c", f'exec "$@" 3>{folder}/terminal >{folder}/log 2>&1', "bash", *command]
+    return subprocess.Popen(shell, env=environment, start_new_session=True)
+
+
+def test_an_assert_on_the_second_rank_ends_the_run_in_seconds(tmp_path: Path, llama: Path) -> None:
+    """The first rank waits for it in a collective; vLLM by itself would give up after five minutes, without the cause."""
+    process = started(tmp_path, llama, {"kind": "assert", "rank": 1, "step": 3}, 2, rows_of([600] * 4, seed=31))
+    assert process.wait(300) == 1
+    terminal = (tmp_path / "terminal").read_text()
+    entry = ledger(tmp_path)[0]
+    assert (entry["type"], entry["message"], entry["rank"], entry["stage"]) == ("AssertionError", "", 1, "step")
+    assert entry["rows"]
+    tail = terminal.rstrip().splitlines()[-12:]
+    assert any(line.startswith("--- AssertionError (stage step, rank 1, rows ") for line in terminal.splitlines())
+    assert "assert self.steps_seen < 0" in "\n".join(tail)
+    assert "assert self.steps_seen < 0" in (tmp_path / "log").read_text()
+    written = max(file.stat().st_mtime for file in (tmp_path / "store").glob("*/.ledger/*.json"))
+    assert written - entry["time"] < 30
+
+
+def test_a_worker_killed_from_outside_is_named(tmp_path: Path, llama: Path) -> None:
+    process = started(tmp_path, llama, {"kind": "kill", "rank": 1, "step": 3}, 2, rows_of([600] * 4, seed=32))
+    assert process.wait(300) == 1
+    terminal = (tmp_path / "terminal").read_text()
+    assert "extraction broke off: WorkerKilled (stage step rank 1)" in terminal
+    assert "ended without an exception: it was killed from outside" in terminal
+    assert [entry["rank"] for entry in ledger(tmp_path) if entry["type"] == "WorkerKilled"] == [1]
+
+
+def test_the_engine_of_a_killed_driver_is_found_and_named_by_the_next_run(tmp_path: Path, llama: Path) -> None:
+    process = started(tmp_path, llama, None, 2, rows_of([600] * 200, seed=33))
+    deadline = time.monotonic() + 300
+    while not list((tmp_path / "store").glob("*/*.safetensors")):
+        assert process.poll() is None, (tmp_path / "log").read_text()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    engine = [
+        child
+        for child in psutil.Process(process.pid).children(recursive=True)
+        if "resource_tracker" not in " ".join(child.cmdline())
+    ]
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    try:
+        assert [child for child in engine if child.is_running()], "vLLM's core does not notice that its driver is gone"
+        clean = [sys.executable, "-m", "draftsmith", "clean-gpus", "--report", str(tmp_path / "clean.json"), "--config"]
+        named = subprocess.run([*clean, '{"engine": {"device": "cpu"}}'], check=True, capture_output=True, text=True)
+        core = next(child for child in engine if child.is_running())
+        assert f"an earlier run left process {core.pid} of" in named.stderr
+        ending = '{"engine": {"device": "cpu"}, "clean": {"kill_orphans": true}}'
+        subprocess.run([*clean, ending], check=True, capture_output=True)
+        psutil.wait_procs(engine, timeout=30)
+        assert [child.pid for child in engine if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        for child in engine:
+            if child.is_running():
+                child.kill()

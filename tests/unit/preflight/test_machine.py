@@ -1,0 +1,150 @@
+"""GPUs, memory and disk against what the run needs."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from looked_at import Make, change_config
+
+from draftsmith import hardware
+from draftsmith.errors import DraftsmithError
+from draftsmith.preflight import machine as checks
+from draftsmith.target_weights import loaded_bytes
+from draftsmith.verdict import Skip
+
+GIB = 1 << 30
+H200 = hardware.Gpu("0", "NVIDIA H200", 140 * GIB, 1 * GIB)
+ON_GPUS = {"engine": {"device": "auto", "tp": 8}}
+
+
+def test_no_gpu(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "cores", lambda: [0, 1, 5])
+    assert checks.gpus(make()) == ("ok", "none; 3 CPU cores")
+
+
+def test_gpus(make: Make, gpus: list[hardware.Gpu]) -> None:
+    gpus += [H200] * 8
+    assert checks.gpus(make(granted=8, settings=ON_GPUS)) == ("ok", "8 x NVIDIA H200, 140 GiB")
+    with pytest.raises(DraftsmithError, match=r"engine\.tp is 8, but this job was granted 4 GPU"):
+        checks.gpus(make(granted=4, settings=ON_GPUS))
+
+
+def test_memory_that_somebody_holds(make: Make, gpus: list[hardware.Gpu]) -> None:
+    """Only the GPUs that the engine takes are looked at."""
+    gpus += [H200, H200, hardware.Gpu("2", "NVIDIA H200", 140 * GIB, 20 * GIB)]
+    status, detail = checks.gpus(make(granted=3, settings={"engine": {"device": "auto", "tp": 3}}))
+    assert status == "fail"
+    assert "GPU 2 has 120 GiB free, less than engine.gpu_memory_utilization (0.9) of its memory" in detail
+    assert checks.gpus(make(granted=3, settings={"engine": {"device": "auto", "tp": 2}}))[0] == "ok"
+    roomy = {"engine": {"device": "auto", "tp": 3, "gpu_memory_utilization": 0.8}}
+    assert checks.gpus(make(granted=3, settings=roomy))[0] == "ok"
+
+
+def weigh(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
+    monkeypatch.setattr(checks, "loaded_bytes", lambda folder, dtype: int(gib * GIB))
+
+
+@pytest.mark.parametrize(
+    ("weights", "engine", "status", "said"),
+    [
+        (547, {}, "ok", "547.0 GiB of weights, 68.4 on each of 8 GPUs that may fill 126.0 GiB: 57.6 are left"),
+        (547, {"tp": 4}, "fail", "136.8 on each of 4 GPUs that may fill 126.0 GiB; raise engine.tp, or engine.gpu_memory_utilization (0.9)"),
+        (547, {"tp": 4, "gpu_memory_utilization": 0.99}, "ok", "136.8 on each of 4 GPUs that may fill 138.6 GiB: 1.8 are left"),
+        (547, {"tp": 4, "args": {"cpu_offload_gb": 20}}, "ok", "9.2 are left"),
+        (547, {"tp": 4, "args": {"quantization": "fp8"}}, "warn", "before engine.args.quantization"),
+    ],
+)  # fmt: skip
+def test_weights_on_gpus(
+    make: Make, gpus: list[hardware.Gpu], monkeypatch: pytest.MonkeyPatch, weights: float, engine: dict[str, Any], status: str, said: str
+) -> None:  # fmt: skip
+    gpus += [H200] * 8
+    weigh(monkeypatch, weights)
+    found = checks.memory(make(granted=8, settings={"engine": {"device": "auto", "tp": 8} | engine}))
+    assert found[0] == status
+    assert said in found[1]
+
+
+def test_weights_wait_for_the_gpus(make: Make, gpus: list[hardware.Gpu]) -> None:
+    gpus += [H200] * 2
+    with pytest.raises(Skip, match="the check 'GPUs' did not pass"):
+        checks.memory(make(granted=2, settings=ON_GPUS))
+
+
+@pytest.mark.parametrize(
+    ("weights", "cache", "status", "said"),
+    [
+        (5, 2, "ok", "5.0 GiB of weights and 2 GiB of KV cache; 8.0 of 16.0 GiB are free"),
+        (7, 2, "warn", "lower engine.kv_cache_gib or end other programs"),
+        (17, 2, "fail", "take a smaller target"),
+    ],
+)
+def test_weights_in_main_memory(
+    make: Make, monkeypatch: pytest.MonkeyPatch, weights: float, cache: float, status: str, said: str
+) -> None:
+    weigh(monkeypatch, weights)
+    main = type("Memory", (), {"total": 16 * GIB, "available": 8 * GIB})()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: main)
+    found = checks.memory(make(settings={"engine": {"kv_cache_gib": cache}}))
+    assert found[0] == status
+    assert said in found[1]
+
+
+def safetensors(path: Path, **tensors: tuple[str, list[int], int]) -> None:
+    """The head of a safetensors file: name to (dtype, shape, bytes); what it would hold is left out."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, shape, size) in tensors.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text)
+
+
+def test_what_a_checkpoint_weighs_once_it_is_loaded(tmp_path: Path) -> None:
+    """In the precision asked for, but for a quantised one; files that the index does not name are another copy."""
+    (tmp_path / "config.json").write_text("{}")
+    safetensors(tmp_path / "model-1.safetensors", a=("F32", [10], 40), b=("BF16", [10], 20))
+    safetensors(tmp_path / "model-2.safetensors", c=("I32", [10], 40))
+    assert loaded_bytes(tmp_path, "bfloat16") == 20 + 20 + 40
+    assert loaded_bytes(tmp_path, "float32") == 40 + 40 + 40
+    change_config(tmp_path, text_config={"quantization_config": {"quant_method": "x"}})
+    assert loaded_bytes(tmp_path, "float32") == 40 + 20 + 40
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert loaded_bytes(tmp_path, "float32") == 40 + 20
+
+
+def test_the_tiny_models_own_weight(make: Make, llama: Path) -> None:
+    files = list(llama.glob("*.safetensors"))
+    bytes_on_disk = sum(file.stat().st_size for file in files)
+    assert 0.9 * bytes_on_disk < loaded_bytes(llama, "float32") <= bytes_on_disk
+    assert loaded_bytes(llama, "bfloat16") == loaded_bytes(llama, "float32") // 2
+
+
+def test_a_store_that_cannot_be_written(make: Make, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DraftsmithError, match=r"file/store: cannot be written .*extract\.store"):
+        checks.store_room(make(settings={"extract": {"store": str(tmp_path / "file/store")}}))
+
+
+def test_room_on_the_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tokens of (three layers and the final state) x 64 x 4 bytes."""
+    need = 5 * 4 * 64 * 4
+    for free, status in ((2 * need, "ok"), (need, "fail")):
+        monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: type("Usage", (), {"free": free})())
+        found = checks.store_room(make())
+        assert found[0] == status
+        assert "0 of 2 rows are there" in found[1]
+    assert found[1].endswith("free some, or name another folder in extract.store")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": need})())
+    assert checks.store_room(make(settings={"extract": {"storage": "fp8"}}))[0] == "ok", "float8 takes less"
+
+
+def test_the_store_waits_for_the_layers(make: Make) -> None:
+    with pytest.raises(Skip, match="the check 'layers' did not pass"):
+        checks.store_room(make(settings={"target": {"layers": [1, 99]}}))
