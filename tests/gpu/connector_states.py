@@ -1,12 +1,13 @@
 """States as vLLM's own connector gives them, to compare ours with: ``connector_states.py SPEC.json STATES.safetensors``.
 
-SPEC.json holds config, target (as target.json), layers, rows of token ids, and more keys of ``kv_transfer_config``. The
+SPEC.json holds config, target (as target.json), layers, rows of token ids, and may hold more keys of ``kv_transfer_config``. The
 result has a tensor [L, A, H] for each row, named after its place. A process of its own, as vLLM's engine should have one.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,8 @@ from draftsmith.config import parse
 def main(spec: dict[str, Any], states: Path) -> None:
     config, rows = parse(spec["config"], "test"), spec["rows"]
     engine.prepare_environment(config)
-    # In the caller's process the last files would never be written.
-    from os import environ
-
-    environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    # In this process the last files would never be written.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import load_hidden_states
 
@@ -37,7 +36,7 @@ def main(spec: dict[str, Any], states: Path) -> None:
         kv_transfer_config={
             "kv_connector": "ExampleHiddenStatesConnector", "kv_role": "kv_producer",
             "kv_connector_extra_config": {"shared_storage_path": str(states.with_suffix(""))},
-        } | spec["connector"],
+        } | spec.get("connector", {}),
     )  # fmt: skip
     greedy = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
     answers = llm.generate([TokensPrompt(prompt_token_ids=row) for row in rows], greedy, use_tqdm=False)

@@ -263,7 +263,9 @@ def started(
     (folder / "target.json").write_text(json.dumps(tiny.target(model)))
     write_rows(folder / "rows.parquet", rows)
     config = settings(folder, engine={"tp": tp, "device": "cpu", "max_num_batched_tokens": 32, "max_num_seqs": 2})
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])}
+    # Without what engines in this process have set for themselves.
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    environment = clean | {"PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])}
     environment |= {"DRAFTSMITH_FAULT": json.dumps(fault), "DRAFTSMITH_CONSOLE": "3"}
     command = [
         sys.executable, "-m", "draftsmith", "extract-shard", "--settings", config.model_dump_json(), "--config", config.model_dump_json(),

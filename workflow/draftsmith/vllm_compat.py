@@ -112,7 +112,7 @@ class EngineView:
     architecture: str
     model: type[Any]
     runner: str
-    num_layers: int
+    num_layers: int | None
     hidden_size: int
 
 
@@ -134,7 +134,8 @@ def engine_view(arguments: Mapping[str, Any]) -> EngineView:
         architecture=architecture,
         model=model,
         runner="V2" if configured.use_v2_model_runner else "V1",
-        num_layers=int(model_config.hf_text_config.num_hidden_layers),
+        # Some configs call it otherwise.
+        num_layers=getattr(model_config.hf_text_config, "num_hidden_layers", None),
         hidden_size=int(model_config.get_hidden_size()),
     )
 

@@ -89,6 +89,10 @@ def test_a_class_that_only_transformers_has(make: Make, tmp_path: Path) -> None:
     assert status == "warn"
     assert "HeliumForCausalLM by TransformersForCausalLM" in detail
     assert checks.reading(make(folder))[1].startswith("native: TransformersForCausalLM")
+    refused = make(folder, settings={"engine": {"args": {"quantization": "nope"}}})
+    for check in (checks.architecture, checks.reading):
+        with pytest.raises(Skip):
+            check(refused)
     status, detail = checks.reading(make(folder, settings={"target": {"layers": [0, 2]}}))
     assert (status, detail) == (
         "fail", "layer 0 cannot be read off TransformersForCausalLM; begin target.layers with 1"
@@ -137,7 +141,7 @@ def test_compiled_layers_are_refused(make: Make) -> None:
     ("args", "said"),
     [
         ({"quantisation": "fp8"}, "knows no engine.args.quantisation; did you mean quantization?"),
-        ({"x1": 1, "x2": 2}, "knows no engine.args.x1; take it out Nor does it know x2."),
+        ({"x1": 1, "x2": 2}, "knows no engine.args.x1 or engine.args.x2; correct or remove"),
         ({"dtype": "float16"}, "engine.args.dtype is set by this workflow; set target.dtype instead"),
         ({"worker_cls": "mine"}, "engine.args.worker_cls is set by this workflow; take it out"),
         ({"pipeline_parallel_size": 2}, "engine.args.pipeline_parallel_size is 2, but states are read from one copy"),

@@ -56,7 +56,7 @@ def architecture(subject: Subject) -> Found:
         if own is None:
             raise Skip(left_out("engine arguments")) from None
         return "ok", f"{own.__name__}, {sizes}"
-    if (view.num_layers, view.hidden_size) != (target["num_layers"], target["hidden_size"]):
+    if (view.num_layers or target["num_layers"], view.hidden_size) != (target["num_layers"], target["hidden_size"]):
         return "fail", (
             f"target.json tells of {sizes}, the engine would run {view.num_layers} layers of width {view.hidden_size}; "
             "take the sizes out of engine.args.hf_overrides, or run get_target again"
@@ -115,9 +115,8 @@ def arguments(subject: Subject) -> Found:
     if unknown:
         close = difflib.get_close_matches(unknown[0], vllm_compat.known_arguments(), 1)
         return "fail", (
-            f"vLLM {vllm_compat.version()} knows no engine.args.{unknown[0]}; "
-            + (f"did you mean {close[0]}?" if close else "take it out")
-            + (f" Nor does it know {', '.join(unknown[1:])}." if unknown[1:] else "")
+            f"vLLM {vllm_compat.version()} knows no {' or '.join(f'engine.args.{name}' for name in unknown)}; "
+            + (f"did you mean {close[0]}?" if close else "correct or remove what it does not know")
         )
     for name in given:
         if name in _OWN_KEYS:
