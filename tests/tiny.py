@@ -49,6 +49,14 @@ _OF_TYPE: dict[str, dict[str, object]] = {
     "granite": {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.1, "logits_scaling": 8.0},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "olmoe": {"hidden_size": 128, "num_experts": 8, "num_experts_per_tok": 2},
+    # LongRoPE with factors that differ clearly; its dictionary wants a number for each pair of a head's 32.
+    "phi3": {
+        "hidden_size": 128, "original_max_position_embeddings": 256,
+        "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 16, "long_factor": [4.0] * 16, "factor": 4.0,
+            "original_max_position_embeddings": 256,
+        },
+    },
     "qwen3_moe": {
         "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True, "decoder_sparse_step": 1,
         "mlp_only_layers": [],

@@ -220,9 +220,9 @@ def test_a_check_that_fails_once_costs_no_row(tmp_path: Path, llama: Path, monke
     """The rows of a batch that was refused are tried again, each alone and each compared."""
     compare, calls = publish.HeadCheck._compare, []
 
-    def once(self: publish.HeadCheck, logits: torch.Tensor, token: int) -> str | None:
+    def once(self: publish.HeadCheck, logits: torch.Tensor, token: int, names: torch.Tensor) -> str | None:
         calls.append(token)
-        return "refused" if len(calls) == 1 else compare(self, logits, token)
+        return "refused" if len(calls) == 1 else compare(self, logits, token, names)
 
     monkeypatch.setattr(publish.HeadCheck, "_compare", once)
     rows = rows_of([30] * 4, seed=6)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import tiny
-from draftsmith import merge_manifest, store
+from draftsmith import merge_manifest, store, vllm_compat
 from draftsmith.files import read_json
 from draftsmith.rows import read_rows
 from draftsmith.train_draft.dataset import usable_rows
-from extraction import extract, reader, relative, rows_of, settings
+from extraction import extract, reader, relative, rows_of, settings, worst_error
 
 Rows = list[list[int]]
 POSITIONS = 1024
@@ -37,6 +37,7 @@ ROWS: dict[str, Rows] = {
 @pytest.fixture(scope="session", params=["llama", "gemma3_text"])
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Read natively, and by hooks; the second has layers with a sliding window."""
+    vllm_compat.model_class({"llama": ["LlamaForCausalLM"], "gemma3_text": ["Gemma3ForCausalLM"]}[request.param])
     return tiny.model(
         tmp_path_factory.mktemp("models") / request.param, request.param, max_position_embeddings=POSITIONS
     )
@@ -140,3 +141,15 @@ def test_identical_rows_are_computed_once_for_all_shards(tmp_path: Path, model: 
     table = table.assign(split="train", span_starts=[[0]] * len(rows), span_ends=[[len(row)] for row in rows])
     found = usable_rows(table, "train", merged, tmp_path)
     assert [row.row_id for row in found] == [store.row_id(row) for row in rows]
+
+
+def test_rope_factors_do_not_follow_the_longest_row(tmp_path: Path) -> None:
+    """vLLM chooses LongRoPE's factors by the length it is told, which the longest row of the shard must not decide."""
+    model = tiny.model(tmp_path / "phi3", "phi3")
+    vllm_compat.model_class(["Phi3ForCausalLM"])
+    short, long = rows_of([60, 400], seed=25)
+    beside = extract(tmp_path / "beside", model, [short, long])
+    apart = extract(tmp_path / "apart", model, [short])
+    assert worst_difference(beside, apart, [short]) <= 1e-5
+    # Transformers takes the long factors for a row that is longer than 256 tokens.
+    assert worst_error(tiny.reference(model), beside, [long]) <= 1e-5

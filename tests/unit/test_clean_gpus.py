@@ -150,3 +150,29 @@ def test_an_orphan_without_a_gpu_is_named_and_ended_only_when_asked(
     assert psutil.pid_exists(orphan)
     assert orphan in [holder.pid for holder in clean_gpus.check(config(kill_orphans=True))]
     assert not psutil.pid_exists(orphan) or psutil.Process(orphan).status() == "zombie"
+
+
+def test_a_process_that_overwrote_its_environment_is_known_by_the_mark_in_its_title() -> None:
+    """As vLLM's processes do; the mark's leader is gone (or was never born), so it is an orphan."""
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    title = f"{MARK}={gone.pid}-{int(time.time())}::EngineCore"
+    with subprocess.Popen(["env", "-i", "bash", "-c", f"exec -a {title} sleep 600"], start_new_session=True) as process:
+        while title not in psutil.Process(process.pid).cmdline():
+            time.sleep(0.01)
+        # A stranger to this process in all but its parent, which is left out of account here.
+        orphan = psutil.Process(process.pid)
+        found = clean_gpus._owner(_Parentless(orphan))
+        process.kill()
+    assert found == "orphan"
+
+
+class _Parentless:
+    def __init__(self, process: psutil.Process) -> None:
+        self._process = process
+
+    def parents(self) -> list[psutil.Process]:
+        return []
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._process, name)

@@ -83,3 +83,12 @@ def test_environment(gpus: list[hardware.Gpu], monkeypatch: pytest.MonkeyPatch, 
     assert os.environ["VLLM_ENGINE_READY_TIMEOUT_S"] == "7200"
     assert "VLLM_ENABLE_V1_MULTIPROCESSING" not in os.environ
     assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
+
+
+def test_a_longrope_target_is_always_told_more_than_its_original_length(gpus: list[hardware.Gpu]) -> None:
+    target = TARGET | {"longrope_after": 4096}
+    lengths = [engine.vllm_arguments(config(), target, length)["max_model_len"] for length in (100, 4096, 5000)]
+    assert lengths == [4097, 4097, 5000]
+    given = config(engine={"args": {"max_model_len": 2048}})
+    assert engine.vllm_arguments(given, target, 100)["max_model_len"] == 2048, "who serves it short says so"
+    assert engine.vllm_arguments(config(), TARGET | {"longrope_after": None}, 100)["max_model_len"] == 100

@@ -72,6 +72,81 @@ def test_sizes_of_a_multimodal_target_come_from_its_text_config(tmp_path: Path) 
     assert found["multimodal"] is True
 
 
+def test_what_a_text_config_leaves_out_is_its_class_s_default(tmp_path: Path) -> None:
+    """As published Gemma 3 checkpoints have it; neither vocabulary nor positions are in their config.json."""
+    text = {"model_type": "gemma3_text", "num_hidden_layers": 34, "hidden_size": 2560}
+    settings = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": text,
+        "dtype": "bfloat16",
+    }
+    found = get(tmp_path, str(checkpoint(tmp_path / "m", settings)))
+    assert {key: found[key] for key in ("num_layers", "hidden_size", "vocab_size", "max_positions", "torch_dtype")} == {
+        "num_layers": 34, "hidden_size": 2560, "vocab_size": 262208, "max_positions": 131072, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+
+
+def test_a_language_model_may_lie_two_configs_deep(tmp_path: Path) -> None:
+    text = {
+        "num_hidden_layers": 48,
+        "hidden_size": 2048,
+        "vocab_size": 151936,
+        "max_position_embeddings": 65536,
+        "dtype": "bfloat16",
+    }
+    talker = {"text_config": {"num_hidden_layers": 20, "hidden_size": 1024, "vocab_size": 3072}}
+    settings = {
+        "model_type": "omni",
+        "talker_config": talker,
+        "thinker_config": {"audio_config": {}, "text_config": text},
+    }
+    found = get(tmp_path, str(checkpoint(tmp_path / "m", settings)))
+    assert (found["num_layers"], found["hidden_size"], found["vocab_size"]) == (48, 2048, 151936)
+    assert (found["max_positions"], found["torch_dtype"], found["multimodal"]) == (65536, "bfloat16", True)
+
+
+@pytest.mark.parametrize(
+    ("more", "multimodal"),
+    [
+        ({}, False),
+        ({"vision_config": {}}, True),
+        ({"vit_config": {"depth": 2}}, True),
+        ({"visual": {}}, True),
+        ({"vision_start_token_id": 7}, False),
+    ],
+)
+def test_a_tower_makes_a_target_multimodal(tmp_path: Path, more: dict[str, Any], multimodal: bool) -> None:
+    assert get(tmp_path, str(checkpoint(tmp_path / "m", LLAMA | more)))["multimodal"] is multimodal
+
+
+def test_sizes_that_nobody_knows(tmp_path: Path) -> None:
+    settings = {"model_type": "never_heard_of", "num_hidden_layers": 4, "vocab_size": 100}
+    with pytest.raises(
+        DraftsmithError,
+        match=r"config\.json: names no hidden_size, at the top or in text_config, and transformers knows",
+    ):
+        get(tmp_path, str(checkpoint(tmp_path / "m", settings)))
+    # Where positions come from nothing that is learnt or turned, there is no end to them.
+    found = get(tmp_path, str(checkpoint(tmp_path / "n", settings | {"hidden_size": 8})))
+    assert found["max_positions"] is None
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ({}, None),
+        ({"rope_scaling": None}, None),
+        ({"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 4096}, 4096),
+        ({"rope_parameters": {"rope_type": "longrope", "original_max_position_embeddings": 4096}}, 4096),
+        ({"rope_parameters": {"rope_type": "yarn", "original_max_position_embeddings": 4096}}, None),
+        ({"text_config": {"rope_scaling": {"rope_type": "longrope"}, "original_max_position_embeddings": 512}}, 512),
+    ],
+)
+def test_where_longrope_begins_to_be_long(tmp_path: Path, more: dict[str, Any], expected: int | None) -> None:
+    assert get(tmp_path, str(checkpoint(tmp_path / "m", LLAMA | more)))["longrope_after"] == expected
+
+
 def test_a_folder_needs_no_torch(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "m", LLAMA)
     code = (

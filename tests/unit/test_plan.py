@@ -66,6 +66,14 @@ def test_a_share_follows_from_the_rows_alone() -> None:
     assert plan.missing(mine, present) == [row for row in mine if row.row_id not in present]
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_copies_of_a_row_belong_to_one_shard_once(count: int) -> None:
+    given = rows(100)
+    copied = [*given, *given[::7], given[0]]
+    shares = [plan.share(copied, f"{place}-of-{count}", 1000) for place in range(1, count + 1)]
+    assert shares == [plan.share(given, f"{place}-of-{count}", 1000) for place in range(1, count + 1)]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_new_row_makes_no_other_row_missing(count: int) -> None:
     """Rows are found by their content, so an inserted one costs its own extraction, wherever the others now belong."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
+import sys
+import types
 
 import pytest
 
@@ -102,3 +105,18 @@ def test_the_engines_arguments_are_checked_without_weights() -> None:
     assert isinstance(VllmConfig.use_v2_model_runner, property)
     assert list(inspect.signature(get_model_architecture).parameters) == ["model_config"]
     assert {"kv_connector", "kv_role"} <= set(inspect.signature(KVTransferConfig).parameters)
+
+
+def test_the_search_for_kernels_passes_over_objects_that_are_not_what_they_seem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """numba's library handle says that it has a `__dict__`, and gives a function for it."""
+    dispatcher = pytest.importorskip("vllm.triton_utils.dispatcher")
+    importlib.import_module("numba")
+    original, wrapper = object(), object()
+    holder = types.ModuleType("holder")
+    holder.kernel = original  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "holder", holder)
+    vllm_compat.pass_over_foreign_objects()
+    dispatcher._rebind_kernels([(original, wrapper)])
+    assert holder.kernel is wrapper

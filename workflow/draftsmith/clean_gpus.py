@@ -8,6 +8,7 @@ user and its start time, never by its name) is ended, and only when ``clean.kill
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -25,6 +26,7 @@ from draftsmith.log import log
 
 # Set for every process that a stage starts; a process that carries it is of this workflow.
 MARK = "DRAFTSMITH_RUN"
+_TITLE = re.compile(rf"{MARK}=(\d+-\d+)::")
 _TERM_SECONDS, _FREE_SECONDS = 15.0, 30.0
 
 Owner = Literal["foreign", "own", "orphan", "self"]
@@ -54,9 +56,9 @@ class Holder:
         return f"{place}process {self.pid} of {self.user} ({kind}, {self.used / 2**20:.0f} MiB): {self.command}"
 
 
-def mark_run() -> None:
-    """Mark this process and all that it will start as this run's."""
-    os.environ.setdefault(MARK, f"{os.getpid()}-{int(time.time())}")
+def mark_run() -> str:
+    """Mark this process and all that it will start as this run's; gives the mark: its leader's pid and a time after its start."""
+    return os.environ.setdefault(MARK, f"{os.getpid()}-{int(time.time())}")
 
 
 def check(config: Config) -> list[Holder]:
@@ -156,8 +158,10 @@ def _owner(process: psutil.Process) -> Owner:
         return "foreign"
     if process.pid == os.getpid() or os.getpid() in {parent.pid for parent in process.parents()}:
         return "self"
-    run = process.environ().get(MARK)
-    if run is None:
+    # vLLM's processes lose their environment to the title that they give themselves; the mark is in that.
+    titled = _TITLE.search(" ".join(process.cmdline()))
+    run = titled[1] if titled else process.environ().get(MARK, "")
+    if not re.fullmatch(r"\d+-\d+", run):
         return "own"
     # The run's first process is in the mark; while it lives, its children are no orphans.
     leader, since = (int(part) for part in run.split("-"))

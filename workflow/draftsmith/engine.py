@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from draftsmith import hardware
+from draftsmith import clean_gpus, hardware
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 
@@ -27,6 +27,8 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
         "PYTHONFAULTHANDLER": "1",
         "TOKENIZERS_PARALLELISM": "false",
+        # Its processes write a title over their environment, so the run's mark has to be in the title.
+        "VLLM_PROCESS_NAME_PREFIX": f"{clean_gpus.MARK}={clean_gpus.mark_run()}",
     }
     if on_cpu(config):
         # One process instead of three: each would import vllm anew, a quarter of a minute each.
@@ -77,6 +79,10 @@ def vllm_arguments(config: Config, target: dict[str, Any], max_model_len: int) -
     """Keyword arguments of ``vllm.LLM`` for the target of ``target.json`` and prompts of ``max_model_len`` tokens."""
     engine = config.engine
     cpu = on_cpu(config)
+    if target.get("longrope_after"):
+        # vLLM turns all rows by the long factors or all by the short ones, by the length that it is told. A server of the
+        # model's whole context has the long ones; without this, a row's states would depend on the longest row beside it.
+        max_model_len = max(max_model_len, target["longrope_after"] + 1)
     arguments: dict[str, Any] = {
         "model": target["path"],
         "dtype": hardware.target_dtype(config.target.dtype, target.get("torch_dtype")),

@@ -111,6 +111,7 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
         "model_type": settings.get("model_type") or "unknown",
         "architectures": settings.get("architectures") or [],
         **sizes,
+        "longrope_after": _longrope_after(parts),
         "torch_dtype": dtype or "float32",
         "multimodal": len(parts) > 1
         or any(isinstance(value, dict) and any(word in key for word in _TOWERS) for key, value in settings.items()),
@@ -220,6 +221,17 @@ def _sizes(parts: list[dict[str, Any]], folder: Path, trust_remote_code: bool) -
                 "knows no default of its model_type; add it, or set target.trust_remote_code if the checkpoint brings its own code"
             )
     return sizes
+
+
+def _longrope_after(parts: list[dict[str, Any]]) -> int | None:
+    """Positions from which on a LongRoPE model turns by its long factors; None for other models."""
+    for part in parts:
+        rope = part.get("rope_parameters") or part.get("rope_scaling") or {}
+        # 'su' is what the first of these checkpoints call it.
+        if (rope.get("rope_type") or rope.get("type")) in ("longrope", "su"):
+            original = rope.get("original_max_position_embeddings") or part.get("original_max_position_embeddings")
+            return int(original) if original else None
+    return None
 
 
 def _complete(folder: Path, trust_remote_code: bool) -> dict[str, Any]:

@@ -122,6 +122,12 @@ def test_a_wrapped_forward_is_seen_through(wrap: Callable[[nn.Module], nn.Module
     assert torch.equal(stream(layer, (POSITIONS, HIDDEN, RESIDUAL), {}), HIDDEN + RESIDUAL)
 
 
+def test_what_a_partial_call_is_given_beforehand_counts() -> None:
+    layer = Llama()
+    layer.forward = functools.partial(layer.forward, residual=RESIDUAL)
+    assert torch.equal(stream(layer, (POSITIONS, HIDDEN), {}), HIDDEN + RESIDUAL)
+
+
 class Unnamed(nn.Module):
     def forward(self, x: Tensor, positions: Tensor) -> Any:
         raise NotImplementedError
@@ -160,7 +166,8 @@ def test_another_tensor_of_the_streams_shape_is_refused(pending: Any) -> None:
         Unreadable, match=r"^Deferred\.forward.*: pending has the shape of the hidden states and may be"
     ):
         stream(layer, (HIDDEN, pending), {})
-    assert torch.equal(stream(layer, (HIDDEN, None, torch.ones(2, 1)), {}), HIDDEN)
+    for scale in (torch.ones(2, 1), torch.ones(2, 3, dtype=torch.bool)):
+        assert torch.equal(stream(layer, (HIDDEN, None, scale), {}), HIDDEN)
     assert torch.equal(stream(Zamba(), (HIDDEN, RESIDUAL), {}), HIDDEN)
 
 
@@ -322,6 +329,10 @@ def test_every_step_has_states_of_its_own() -> None:
     for start in (1.0, 5.0):
         model(torch.full((2, 3), start))
         assert capture.take(2)[0].unique().tolist() == [start + 1]
+    # A step whose states nobody took, as vLLM's dummy runs are.
+    for start in (2.0, 3.0):
+        model(torch.full((2, 3), start))
+    assert capture.take(2)[0].unique().tolist() == [4]
     with pytest.raises(RuntimeError, match="Model ran a step without its forward being called"):
         capture.take(2)
 
@@ -347,22 +358,34 @@ def test_an_interface_that_gives_nothing_is_told(native: Callable[..., nn.Module
     assert capture.method == "native"
 
 
-@pytest.mark.parametrize(("shape", "tokens"), [((4, 2, 3), 4), ((4, 6), 4), ((2, 3), 4)])
-def test_states_of_another_shape_than_the_final_one_are_told(shape: tuple[int, ...], tokens: int) -> None:
-    """Several streams side by side, and tokens dealt out over ranks."""
+@pytest.mark.parametrize(
+    ("state", "final", "layer"),
+    [
+        ((4, 2, 3), (4, 3), "1"),
+        ((4, 2, 3), (4, 2, 3), "1"),
+        ((4, 6), (4, 3), "1"),
+        ((2, 3), (4, 3), "1"),
+        ((4, 3), (2, 3), "final"),
+        ((4, 3), None, "1"),
+    ],
+)
+def test_states_of_another_shape_than_tokens_and_width_are_told(
+    state: tuple[int, ...], final: tuple[int, ...] | None, layer: str
+) -> None:
+    """Several streams side by side, tokens dealt out over ranks, and what a pipeline's stage hands on."""
 
     class Odd(Model):
         def forward(self, hidden: Tensor) -> Any:
-            super().forward(torch.ones(shape))
-            return hidden
+            super().forward(torch.ones(state))
+            return torch.ones(final) if final else {"hidden_states": hidden}
 
     model = Odd("tensor")
     capture = Capture(model, [1], 4)
     model(torch.ones(4, 3))
     with pytest.raises(
-        Unreadable, match=r"^Odd: the state of layer 1 is a Tensor of \[.*\] by hooks, for 4 tokens and"
+        Unreadable, match=rf"^Odd: the state of layer {layer} is a Tensor of \[.*\] by hooks, for 4 tokens and"
     ):
-        capture.take(tokens)
+        capture.take(4)
 
 
 def test_the_language_models_layers_are_found_beside_a_vision_tower() -> None:
@@ -396,10 +419,18 @@ def test_a_model_that_names_its_language_model_is_believed() -> None:
     assert decoder_layers(model, 4) is model.text.model.layers
 
 
-def test_a_model_without_such_a_list_is_told() -> None:
+def test_the_outermost_list_is_the_models() -> None:
     model = nn.Module()
-    model.stack = nn.ModuleList([Llama()])
-    with pytest.raises(Unreadable, match=r"has no lists of 4 decoder layers \(its lists: \{'stack': 1\}\)"):
+    model.layers = nn.ModuleList([Llama(), Llama()])
+    model.layers[0].blocks = nn.ModuleList([Granite(), Granite()])
+    assert decoder_layers(model, 2) is model.layers
+
+
+@pytest.mark.parametrize("name", ["stack", "layers"])
+def test_a_model_without_such_a_list_is_told(name: str) -> None:
+    model = nn.Module()
+    setattr(model, name, nn.ModuleList([Llama()]))
+    with pytest.raises(Unreadable, match=rf"has no lists of 4 decoder layers \(its lists: \{{'{name}': 1\}}\)"):
         decoder_layers(model, 4)
 
 

@@ -26,8 +26,12 @@ if TYPE_CHECKING:
 
 # Relative to the largest logit: how far below it the engine's token may be. The engine multiplies in the target's precision.
 _TOLERANCE = {"float32": 1e-4, "bfloat16": 2e-2, "float16": 4e-3, "fp8": 1e-1}
-# The largest share of its time that the publisher may spend on the check: a head of 160,000 tokens is 2 GB to read.
+# The largest share of the time that comparing with the whole head may take: one of 160,000 tokens is 2 GB to read. Beyond
+# it, and beyond so many states at once, a state is compared with tokens drawn from the head: a wrong one passes by chance
+# only, once in so many.
 _CHECK_SHARE = 0.1
+_AT_ONCE = 16
+_DRAWN = 4096
 
 
 class HeadCheck:
@@ -50,20 +54,37 @@ class HeadCheck:
         self.available = head.is_floating_point() and head.element_size() >= 2
         self._head = head.float() if self._double else head
 
-    def disagreements(self, finals: Tensor, sampled: list[int]) -> list[str | None]:
-        """For each state of ``finals`` [N, H] why it cannot have given the greedy token in ``sampled``; None when it can."""
+    def disagreements(self, finals: Tensor, sampled: list[int], whole: bool = True) -> list[str | None]:
+        """For each state of ``finals`` [N, H] why it cannot have given the greedy token in ``sampled``; None when it can.
+
+        With ``whole`` against all tokens of the head, otherwise against 4096 drawn ones.
+        """
+        import torch
+
         if self._head is None and self.available:
             self._load()
-        if self._head is None:
+        if self._head is None or not sampled:
             return [None] * len(sampled)
-        logits = (finals.to(self._head.dtype) @ self._head.T).float()
-        return [self._compare(row, token) for row, token in zip(logits, sampled, strict=True)]
+        tokens = len(self._head)
+        if whole or tokens <= _DRAWN:
+            names, head = torch.arange(tokens), self._head
+        else:
+            drawn = torch.randperm(tokens, generator=torch.Generator().manual_seed(0))[:_DRAWN]
+            names = torch.cat(
+                [drawn, torch.tensor([token for token in sampled if 0 <= token < tokens], dtype=torch.long)]
+            )
+            head = self._head[names]
+        logits = (finals.to(head.dtype) @ head.T).float()
+        return [self._compare(row, token, names) for row, token in zip(logits, sampled, strict=True)]
 
-    def _compare(self, logits: Tensor, token: int) -> str | None:
-        if not 0 <= token < len(logits):
-            return f"the engine sampled token {token}, the head has {len(logits)}"
-        best = int(logits.argmax())
-        scale, gap = float(logits.abs().max()), float(logits[best] - logits[token])
+    def _compare(self, logits: Tensor, token: int, names: Tensor) -> str | None:
+        assert self._head is not None
+        place = (names == token).nonzero()
+        if not len(place):
+            return f"the engine sampled token {token}, the head has {len(self._head)}"
+        highest = int(logits.argmax())
+        best, scale = int(names[highest]), float(logits.abs().max())
+        gap = float(logits[highest] - logits[int(place[0])])
         # Not `gap > …`: a NaN must fail.
         if gap <= self._tolerance * scale:
             return None
@@ -85,15 +106,15 @@ class Publisher(threading.Thread):
         self.batches = self.bytes = self.tokens = 0
         self.error: BaseException | None = None
         self._journal = Journal(folder)
+        self._checking, self._begun = 0.0, time.perf_counter()
         self._end = threading.Event()
         self._scanning = threading.Lock()
 
     def run(self) -> None:
         """Scan until :meth:`finish`."""
         try:
-            pause = self.interval
-            while not self._end.wait(pause):
-                pause = max(self.interval, self.scan() / _CHECK_SHARE)
+            while not self._end.wait(self.interval):
+                self.scan()
         except BaseException as error:
             self.error = error
 
@@ -110,22 +131,16 @@ class Publisher(threading.Thread):
             self.join()
         self.settle()
 
-    def scan(self) -> float:
-        """Publish every staged file whose rows have been answered by the engine; gives the seconds that the check took."""
+    def scan(self) -> None:
+        """Publish every staged file whose rows have been answered by the engine."""
         with self._scanning:
             ready = []
             for path in sorted(self.staging.glob(f"*{store.SUFFIX}")):
                 batch = store.open_batch(path)
                 if all(row in self.sampled for row in batch.header.rows[: self.verify_rows]):
                     ready.append(batch)
-            if not ready:
-                return 0.0
-            begun = time.perf_counter()
-            reasons = self._check(ready)
-            took = time.perf_counter() - begun if self.verify_rows else 0.0
-            for batch, reason in zip(ready, reasons, strict=True):
+            for batch, reason in zip(ready, self._check(ready), strict=True):
                 self._publish(batch, reason or _foreign_ids(batch))
-            return took
 
     def _check(self, batches: list[store.BatchFile]) -> list[str | None]:
         import torch
@@ -134,7 +149,12 @@ class Publisher(threading.Thread):
         if self.check is None or not places:
             return [None] * len(batches)
         finals = torch.stack([batch.last_state(place) for batch, place in places])
-        found = self.check.disagreements(finals, [self.sampled[batch.header.rows[place]] for batch, place in places])
+        sampled = [self.sampled[batch.header.rows[place]] for batch, place in places]
+        begun = time.perf_counter()
+        whole = _AT_ONCE if self._checking <= _CHECK_SHARE * (begun - self._begun) else 0
+        found = self.check.disagreements(finals[:whole], sampled[:whole])
+        found += self.check.disagreements(finals[whole:], sampled[whole:], whole=False)
+        self._checking += time.perf_counter() - begun
         reasons: dict[Path, str] = {}
         for (batch, place), reason in zip(places, found, strict=True):
             if reason is not None:
