@@ -89,6 +89,11 @@ def test_layer_zero_is_read_by_a_hook(tmp_path: Path) -> None:
     assert (manifest["layers"], manifest["figures"]["method"]) == ([0, 2, 5], "hooks")
 
 
+def test_compilation_is_left_out_whatever_is_asked_for(tmp_path: Path) -> None:
+    """It may be asked for, for the sake of the stages that serve; compiled layers would give no states."""
+    assert checked(tmp_path, "llama", enforce_eager=False)["figures"]["method"] == "native"
+
+
 def test_the_transformers_backend_is_read_natively(tmp_path: Path) -> None:
     """The way out for a class of vLLM's own that cannot be read; Olmoe's is read by hooks."""
     classes = ("OlmoeForCausalLM", "TransformersMoEForCausalLM")

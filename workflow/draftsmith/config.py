@@ -73,7 +73,7 @@ class Engine(Section):
     max_num_batched_tokens: Positive | None = None
     """Tokens of one engine step; unset: 16384 on a GPU, 2048 on a CPU."""
     enforce_eager: bool = True
-    """Leave out compilation and CUDA graphs: prefill gains little from them and the start is minutes shorter."""
+    """Leave out compilation and CUDA graphs, which extraction always does; false lets regeneration and evaluation have them."""
     args: dict[str, Any] = {}
     """More arguments of vLLM's `LLM`, passed on as they are; as some change states, these count as part of the result."""
 

@@ -57,6 +57,8 @@ class Session:
         arguments = engine.vllm_arguments(self.config, self.target, self.longest + 2)
         # A cached prefix would never pass through the model, so its states would never be seen.
         arguments["enable_prefix_caching"] = False
+        # Layers that were compiled before the capture was attached hand nothing over and call no hook.
+        arguments["enforce_eager"] = True
         arguments["worker_extension_cls"] = "draftsmith.extract_shard.worker.CaptureExtension"
         self.step_tokens = int(arguments["max_num_batched_tokens"])
         arguments["worker_cls"] = "draftsmith.extract_shard.loud_worker.LoudWorker"

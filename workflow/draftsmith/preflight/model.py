@@ -82,8 +82,6 @@ def reading(subject: Subject) -> Found:
     """How the states will be read: by vLLM's EAGLE-3 interface, or by hooks on the decoder layers."""
     model = needed(lambda: _class(subject), "architecture")
     layers = needed(lambda: subject.layers, "layers")
-    if not subject.config.engine.enforce_eager:
-        return "fail", "compiled layers give no states; set engine.enforce_eager to true"
     if vllm_compat.reads_natively(model, layers):
         inside = ", or by hooks if the language model inside of it lacks it" if subject.target.get("multimodal") else ""
         return "ok", f"native: {model.__name__} has vLLM's EAGLE-3 interface{inside}"
