@@ -103,7 +103,7 @@ class Writer:
         # Without the rows that failed.
         for name in store.layout(header)[1]:
             if name == "offsets":
-                yield memoryview(np.cumsum([0, *header.lengths], dtype=np.int64)).cast("B")
+                yield memoryview(np.cumsum([0, *header.lengths], dtype=np.int64).tobytes())
             else:
                 yield from (store.buffer(batch.views[name][batch.row(place)]) for place in good)
 
