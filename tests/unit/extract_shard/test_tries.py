@@ -46,12 +46,16 @@ def test_more_tries_are_given_when_asked() -> None:
 
 def test_the_rows_of_the_first_step_that_failed_are_suspected() -> None:
     entries = [
-        {"stage": "load", "rows": None},
-        {"stage": "step", "rows": ["b"]},
-        {"stage": "step", "rows": ["b", "c"]},
+        {"type": "OSError", "stage": "load", "rows": None},
+        {"type": "RuntimeError", "stage": "step", "rows": ["b"]},
+        {"type": "RuntimeError", "stage": "step", "rows": ["b", "c"]},
     ]
     assert suspects(entries, ["a", "b"]) == ["b"]
     assert suspects([], ["a", "b"]) == ["a", "b"]
+
+
+def test_no_row_is_suspected_when_the_model_cannot_be_read() -> None:
+    assert suspects([{"type": "Unreadable", "stage": "step", "rows": ["b"]}], ["a", "b"]) == []
 
 
 def test_suspects_of_earlier_runs_are_remembered(tmp_path: Path) -> None:

@@ -93,8 +93,16 @@ def extract(job: Job, termination: Termination) -> Outcome:
 
 
 def _add(total: dict[str, Any], more: dict[str, Any]) -> None:
+    """Sum up figures of several starts, those within figures too; what is no number is the last start's."""
     for name, value in more.items():
-        total[name] = round(total[name] + value, 3) if name in total else value
+        known = total.get(name)
+        if isinstance(value, dict):
+            total[name] = dict(known) if isinstance(known, dict) else {}
+            _add(total[name], value)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and known is not None:
+            total[name] = round(known + value, 3)
+        else:
+            total[name] = value
 
 
 class _Attempt:

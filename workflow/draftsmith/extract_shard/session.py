@@ -70,6 +70,11 @@ class Session:
 
                 self.seconds["import"] = time.perf_counter() - begun
                 vllm_compat.pass_over_foreign_objects()
+                if engine.on_cpu(self.config) and self.config.engine.tp == 1:
+                    # In this process the class is imported in any case; vLLM would start another one to look at it,
+                    # a quarter of a minute on a machine that has never seen it. What is wrong with it vLLM itself will tell.
+                    with contextlib.suppress(Exception):
+                        vllm_compat.model_class(self.target.get("architectures") or [])
                 self.llm = LLM(**arguments)
             self.seconds["load"] = time.perf_counter() - begun
             log(f"extract: engine ready after {self.seconds['load']:.0f} s")

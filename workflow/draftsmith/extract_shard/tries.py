@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.extract_shard import ledger
+from draftsmith.extract_shard.capture import Unreadable
 from draftsmith.extract_shard.plan import PlannedRow
 
 Entry = dict[str, Any]
@@ -39,8 +40,13 @@ class Tries:
 
 
 def suspects(entries: Sequence[Entry], running: Sequence[str]) -> list[str]:
-    """Rows to suspect after a crash: those of the first recorded step, or all that the engine had, if nothing was recorded."""
+    """Rows to suspect after a crash: those of the first recorded step, or all that the engine had, if nothing was recorded.
+
+    None when the model itself cannot be read.
+    """
     for entry in entries:
+        if entry["type"] == Unreadable.__name__:
+            return []
         if entry.get("stage") == "step" and entry.get("rows"):
             return list(entry["rows"])
     return list(running)
