@@ -211,12 +211,12 @@ def compare(engines: list[Engine], repeats: int, store: Path, disk: Path | None)
     passes = [(engine, engine.way, store) for engine in engines]
     passes += [(engine, "disk", disk) for engine in engines if engine.way == "ours" and disk is not None]
     for engine, _, folder in passes:
-        engine.run(folder, rows=64)
+        engine.run(folder, rows=64 if hardware.device() != "cpu" else 2)
     rounds: list[dict[str, dict[str, Any]]] = []
     for _ in range(repeats):
         order.shuffle(passes)
         rounds.append({name: engine.run(folder) for engine, name, folder in passes})
-        print(json.dumps(_line(rounds[-1])), flush=True)
+        print(json.dumps(_line(rounds[-1]) | _peaks(engines)), flush=True)
     lines = [_line(one) for one in rounds]
     summary = {
         name: round(statistics.median(line[name] for line in lines), 4) for name in lines[0] if name.startswith("ratio")
@@ -224,10 +224,18 @@ def compare(engines: list[Engine], repeats: int, store: Path, disk: Path | None)
     for engine in engines:
         summary |= {
             f"{engine.way}_tokens_per_second": round(statistics.median(one[engine.way]["tokens_per_second"] for one in rounds), 1),
-            f"{engine.way}_peak_host_gb": round(engine.peak_host / 1e9, 2), f"{engine.way}_peak_gpu_gb": round(engine.peak_gpu / 1e9, 2),
             f"{engine.way}_start": engine.started,
         }  # fmt: skip
-    return summary
+    return summary | _peaks(engines)
+
+
+def _peaks(engines: list[Engine]) -> dict[str, float]:
+    """The most memory that each way has held so far, the engine's own included."""
+    return {
+        f"{engine.way}_peak_{kind}_gb": round(held / 1e9, 2)
+        for engine in engines
+        for kind, held in (("host", engine.peak_host), ("gpu", engine.peak_gpu))
+    }
 
 
 def _line(one: dict[str, dict[str, Any]]) -> dict[str, Any]:

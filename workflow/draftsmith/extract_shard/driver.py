@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -170,6 +171,10 @@ class _Attempt:
                 self._run_seconds = time.perf_counter() - loaded
                 self.progress.show(self.publisher, always=True)
             return None
+        except KeyboardInterrupt:
+            with contextlib.suppress(Exception):
+                self.publisher.finish()
+            raise
         except Exception as error:
             crash = self._crash(error, session)
             self._run_seconds = time.perf_counter() - (loaded or time.perf_counter())
@@ -190,9 +195,9 @@ class _Attempt:
         alone = len(batches) == 1 and len(batches[0]) == 1
         self._more["writer"] = session.feed(batches, self.job.tokens, self.publisher, self.progress, stop, at_once)
         self._entries = ledger.read(session.errors)
-        for row, entry in self.failed_rows().items():
-            if alone and row == batches[0][0].row_id:
-                self._blame([row], entry, alone=True)
+        row = batches[0][0].row_id
+        if alone and row not in self.publisher.published and row in self.failed_rows():
+            self._blame([row], self.failed_rows()[row], alone=True)
 
     def _failed_once(self, rows: Sequence[PlannedRow]) -> list[PlannedRow]:
         failed = self.failed_rows()
