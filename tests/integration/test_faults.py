@@ -264,7 +264,7 @@ def started(
     write_rows(folder / "rows.parquet", rows)
     config = settings(folder, engine={"tp": tp, "device": "cpu", "max_num_batched_tokens": 32, "max_num_seqs": 2})
     # Without what engines in this process have set for themselves.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("VLLM_")}
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "DRAFTSMITH_"))}
     environment = clean | {"PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])}
     environment |= {"DRAFTSMITH_FAULT": json.dumps(fault), "DRAFTSMITH_CONSOLE": "3"}
     command = [
