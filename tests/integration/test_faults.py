@@ -128,16 +128,29 @@ def test_a_suspect_of_an_earlier_run_comes_last_and_alone(
     assert extract(tmp_path, llama, rows, config=config)["failed"] == []
 
 
-def test_a_missing_shard_is_told_with_the_stage(tmp_path: Path, llama: Path) -> None:
+def test_a_shard_that_is_gone_is_told_before_the_load(tmp_path: Path, llama: Path) -> None:
     """One of the checkpoint's files goes away after it was described."""
     broken = tmp_path / "model"
     shutil.copytree(llama, broken)
     AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32).save_pretrained(broken, max_shard_size="300KB")
     (broken / "model.safetensors").unlink()
     described = tiny.target(broken)
-    sorted(broken.glob("model-*.safetensors"))[1].unlink()
-    with pytest.raises(ExtractionFailed, match=r"broke off: \w+ \(stage load rank 0\)"):
+    gone = sorted(broken.glob("model-*.safetensors"))[1]
+    gone.unlink()
+    with pytest.raises(
+        DraftsmithError, match=rf"weight files that .* are missing, the first is {gone.name}; complete the"
+    ):
         extract(tmp_path, broken, rows_of([30]), described=described)
+
+
+def test_a_tensor_that_is_missing_is_told_with_the_stage(tmp_path: Path, llama: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(llama, broken)
+    weights = load_file(broken / "model.safetensors")
+    del weights["model.layers.2.mlp.down_proj.weight"]
+    save_file(weights, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ExtractionFailed, match=r"broke off: \w+ \(stage load rank 0\)"):
+        extract(tmp_path, broken, rows_of([30]))
     assert ledger(tmp_path)[0]["stage"] == "load"
     assert "Traceback" in ledger(tmp_path)[0]["traceback"]
 

@@ -87,15 +87,7 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
     Raises :class:`DraftsmithError` when it is no checkpoint or lacks safetensors files or a tokenizer.
     """
     settings = _read_config(folder, source)
-    weights = sorted(folder.glob("*.safetensors"))
-    if not weights:
-        raise DraftsmithError(
-            f"{folder}: holds no .safetensors files (target.source: {source}); convert the checkpoint with "
-            "transformers' save_pretrained, since pickled weights are not loaded"
-        )
-    _check_shards(folder)
-    for file in weights:
-        _check_length(file)
+    weights = weight_files(folder, source)
     tokenizer_files = sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
     if not tokenizer_files:
         raise DraftsmithError(
@@ -118,6 +110,23 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
         "trust_remote_code": trust_remote_code,
         "fingerprint": fingerprint(folder, tokenizer_files, weights, revision),
     }
+
+
+def weight_files(folder: Path, source: str) -> list[Path]:
+    """The checkpoint's safetensors files, all of them there and of the length that they say.
+
+    Raises :class:`DraftsmithError` otherwise.
+    """
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise DraftsmithError(
+            f"{folder}: holds no .safetensors files (target.source: {source}); convert the checkpoint with "
+            "transformers' save_pretrained, since pickled weights are not loaded"
+        )
+    _check_shards(folder)
+    for file in weights:
+        _check_length(file)
+    return weights
 
 
 def fingerprint(folder: Path, tokenizer_files: Iterable[Path], weights: Iterable[Path], revision: str | None) -> str:

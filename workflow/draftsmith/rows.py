@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
     """The named columns of rows.parquet; token ids come as int32 numpy arrays."""
     import pandas as pd
+    import pyarrow as pa
 
     try:
         return pd.read_parquet(path, columns=list(columns) if columns else None)
     except FileNotFoundError:
         raise DraftsmithError(f"{path}: no such file; run the stage tokenize first") from None
+    except (pa.ArrowInvalid, pa.ArrowKeyError, KeyError, ValueError) as error:
+        raise DraftsmithError(f"{path}: cannot be read as rows ({error}); run the stage tokenize again") from None
 
 
 def stored_length(length: int, ends: Sequence[int]) -> int:

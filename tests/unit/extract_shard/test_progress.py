@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from draftsmith.extract_shard.progress import LoadPhases, phase
+from draftsmith.extract_shard import progress
+from draftsmith.extract_shard.progress import LoadPhases, Progress, phase
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,29 @@ def test_lines_in_the_log_are_shown_on_the_terminal_once(tmp_path: Path, monkeyp
         "Loading safetensors checkpoint shards: 100% Completed | 2/2 [1",
         "Loading weights took 9.50 seconds",
     ]
+
+
+class _Publisher:
+    batches, bytes, failed = 3, 2_500_000, {}
+
+
+def test_the_load_is_no_part_of_the_rate(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """20 minutes of load, then 1000 tokens/s for a minute and 500 for the next: what is left goes by the last minute."""
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now[0])
+    made = Progress()
+    now[0] = 1200.0
+    made.show(_Publisher())
+    made.expect(2000, 200_000)
+    for second in range(120):
+        now[0] += 1
+        for _ in range(10 if second < 60 else 5):
+            made.add(100)
+        made.show(_Publisher())
+    lines = [line for line in capfd.readouterr().err.splitlines() if "tokens/s" in line]
+    assert len(lines) == 12
+    assert lines[0].endswith("extract: 100/2000 rows, 1,000 tokens/s, 3 batches (2.5 MB) written, about 3 min left")
+    assert lines[-1].endswith("extract: 900/2000 rows, 500 tokens/s, 3 batches (2.5 MB) written, about 3 min left")
 
 
 def test_nothing_is_read_back_where_the_output_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,12 @@ def test_sizes_that_an_override_changes(make: Make) -> None:
         ({"x1": 1, "x2": 2}, "knows no engine.args.x1 or engine.args.x2; correct or remove"),
         ({"dtype": "float16"}, "engine.args.dtype is set by this workflow; set target.dtype instead"),
         ({"worker_cls": "mine"}, "engine.args.worker_cls is set by this workflow; take it out"),
+        (
+            {"dtype": "float16", "worker_cls": "mine"},
+            "engine.args.worker_cls is set by this workflow; take it out",
+        ),
+        ({"load_format": "dummy"}, "engine.args.load_format dummy gives the states of random weights; take it out"),
+        ({"runner": "pooling"}, "engine.args.runner and convert make another task of the target"),
         ({"pipeline_parallel_size": 2}, "engine.args.pipeline_parallel_size is 2, but states are read from one copy"),
     ],
 )

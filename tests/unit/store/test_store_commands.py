@@ -88,7 +88,7 @@ def test_verify_of_a_manifest(folder: Path, tmp_path: Path) -> None:
     (path,) = (folder / KEY).glob("*.safetensors")
     write_json(
         tmp_path / "manifest.json",
-        {"fingerprint": KEY, "rows": {row: [path.name, place] for place, row in enumerate(IDS)}},
+        {"store": str(folder / KEY), "fingerprint": KEY, "rows": {row: [path.name, place] for place, row in enumerate(IDS)}},
     )
     told = call("verify", folder, "--manifest", tmp_path / "manifest.json")
     assert told.endswith("all 3 rows of the manifest are there, and every file is sound\n")
@@ -97,6 +97,23 @@ def test_verify_of_a_manifest(folder: Path, tmp_path: Path) -> None:
     assert "3 of 3 rows of the manifest are missing" in call(
         "verify", folder, "--manifest", tmp_path / "manifest.json", code=1
     )
+
+
+def test_a_manifest_knows_its_store(folder: Path, tmp_path: Path) -> None:
+    write_json(tmp_path / "manifest.json", {"store": str(folder / KEY), "fingerprint": KEY, "rows": {}})
+    assert as_json("verify", "--manifest", tmp_path / "manifest.json")["store"] == str(folder)
+    (tmp_path / "another" / OTHER).mkdir(parents=True)
+    assert refusal("verify", tmp_path / "another", "--manifest", tmp_path / "manifest.json") == (
+        f"{tmp_path}/manifest.json: is of the store {folder}, not of {tmp_path}/another; name that one, or none"
+    )
+
+
+def test_another_file_is_not_taken_for_a_manifest(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text("name: mine\n")
+    for command in ("verify", "clean"):
+        assert refusal(command, folder, "--manifest", tmp_path / "my.yaml") == (
+            f"{tmp_path}/my.yaml: is no manifest; name results/NAME/extract/manifest.json"
+        )
 
 
 def test_the_store_is_the_configs(folder: Path, tmp_path: Path) -> None:
@@ -216,7 +233,7 @@ def test_clean_removes_damaged_files(folder: Path) -> None:
 def test_clean_removes_what_no_manifest_names(folder: Path, tmp_path: Path) -> None:
     third = "0" * 16
     write_batch(folder / third, key=third)
-    write_json(tmp_path / "manifest.json", {"fingerprint": KEY})
+    write_json(tmp_path / "manifest.json", {"store": str(folder / KEY), "fingerprint": KEY})
     call("clean", folder, "--others", "--manifest", tmp_path / "manifest.json", "--keep", third, "--yes")
     assert sorted(path.name for path in folder.iterdir()) == sorted([KEY, third])
 

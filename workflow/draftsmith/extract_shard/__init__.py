@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from draftsmith import engine, hardware, store
+from draftsmith import engine, get_target, hardware, store
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import driver, plan, space
@@ -46,6 +46,9 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     )
     outcome = driver.Outcome()
     if todo:
+        if config.engine.args.get("load_format") != "dummy":
+            # Described once, maybe long ago and on another machine; what is missing now would only be found by the load.
+            get_target.weight_files(Path(described["path"]), described.get("source", "?"))
         space.check_space(folder, sum(row.length for row in todo), per_token)
         wanted = set(todo)
         table = read_rows(rows, ["row_id", "input_ids"])

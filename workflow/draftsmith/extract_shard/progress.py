@@ -6,6 +6,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from draftsmith.extract_shard.publish import Publisher
 from draftsmith.log import log
 
 _LOG_SECONDS = 10.0
+_WINDOW_SECONDS = 60.0
 # vLLM's own lines that tell whether a load is healthy. What is in brackets changes nothing.
 _PHASES = [
     re.compile(pattern)
@@ -35,10 +37,15 @@ class Progress:
 
     def __init__(self) -> None:
         self.rows = self.tokens = self.done_rows = self.done_tokens = 0
-        self.begun = self._last = time.perf_counter()
+        self.begun: float | None = None
+        self._last = 0.0
+        # (time, tokens done) of the last minute: the rate of the moment, not that of the start.
+        self._window: deque[tuple[float, int]] = deque()
 
     def expect(self, rows: int, tokens: int) -> None:
-        """Add to what there is to do."""
+        """Add to what there is to do; the clock starts with the first of it, so that no load counts."""
+        if self.begun is None:
+            self.begun = self._last = time.perf_counter()
         self.rows += rows
         self.tokens += tokens
 
@@ -52,15 +59,27 @@ class Progress:
     def show(self, publisher: Publisher, always: bool = False) -> None:
         """Print the line, if it is time."""
         now = time.perf_counter()
-        if not always and now - self._last < _LOG_SECONDS:
+        if self.begun is None or (not always and now - self._last < _LOG_SECONDS):
             return
         self._last = now
-        rate = self.done_tokens / max(now - self.begun, 1e-9)
-        left = _duration((self.tokens - self.done_tokens) / rate) if rate else "?"
+        while self._window and now - self._window[0][0] > _WINDOW_SECONDS:
+            self._window.popleft()
+        since, before = self._window[0] if self._window else (self.begun, 0)
+        if always:
+            since, before = self.begun, 0
+        rate = (self.done_tokens - before) / max(now - since, 1e-9)
+        self._window.append((now, self.done_tokens))
+        rest = self.tokens - self.done_tokens
+        left = f", about {_duration(rest / rate)} left" if rest and rate else ""
+        failed = f", {len(publisher.failed)} rows failed" if publisher.failed else ""
         log(
             f"extract: {self.done_rows}/{self.rows} rows, {rate:,.0f} tokens/s, {publisher.batches} batches "
-            f"({publisher.bytes / 1e9:.2f} GB) in the store, {len(publisher.failed)} rows failed, {left} left"
+            f"({_size(publisher.bytes)}) written{failed}{left}"
         )
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def _duration(seconds: float) -> str:

@@ -66,6 +66,7 @@ class Session:
         begun = time.perf_counter()
         try:
             with LoadPhases():
+                log("extract: importing vLLM, a quarter of a minute or more when the disk is cold")
                 from vllm import LLM
 
                 self.seconds["import"] = time.perf_counter() - begun

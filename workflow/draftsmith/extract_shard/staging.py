@@ -29,6 +29,11 @@ def staging(folder: Path, scatteritem: str) -> Iterator[Path]:
         if name and name[1] == socket.gethostname() and dead:
             log(f"removing {old}, left by process {name[2]} that is gone")
             shutil.rmtree(old, ignore_errors=True)
+        elif name:
+            log(
+                f"extract: {old} belongs to process {name[2]} on {name[1]}, which may be at work on this store: "
+                "rows that both lack are computed twice, and none is harmed"
+            )
     path = root / f"{scatteritem}-{socket.gethostname()}-{os.getpid()}"
     path.mkdir(parents=True)
     try:

@@ -60,6 +60,8 @@ def _main_memory(subject: Subject, weights: float) -> Found:
     )
     if weights > main.total / GIB:
         return status, f"{detail}; take a smaller target"
+    if cache > main.total / GIB:
+        return "fail", f"{detail}; lower engine.kv_cache_gib"
     if weights + cache > main.available / GIB:
         return "warn", f"{detail}; lower engine.kv_cache_gib or end other programs"
     return "ok", detail

@@ -116,12 +116,20 @@ def arguments(subject: Subject) -> Found:
             f"vLLM {vllm_compat.version()} knows no {' or '.join(f'engine.args.{name}' for name in unknown)}; "
             + (f"did you mean {close[0]}?" if close else "correct or remove what it does not know")
         )
-    for name in given:
-        if name in _OWN_KEYS:
-            key = _OWN_KEYS[name]
-            return "fail", f"engine.args.{name} is set by this workflow; " + (
-                f"set {key} instead" if key else "take it out"
-            )
+    taken = [
+        f"engine.args.{name} is set by this workflow; " + (f"set {key} instead" if key else "take it out")
+        for name, key in _OWN_KEYS.items()
+        if name in given
+    ]
+    if taken:
+        return "fail", ", and ".join(taken)
+    if given.get("load_format") == "dummy":
+        return "fail", "engine.args.load_format dummy gives the states of random weights; take it out"
+    if given.get("runner", "generate") not in ("generate", "auto") or given.get("convert", "auto") not in (
+        "auto",
+        "none",
+    ):
+        return "fail", "engine.args.runner and convert make another task of the target than generation; take them out"
     for name in _ONE_COPY:
         if given.get(name, 1) != 1:
             return (

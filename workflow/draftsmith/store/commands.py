@@ -47,8 +47,16 @@ def verify(
     from draftsmith.store import tables
     from draftsmith.store.audit import audit
 
+    store = _store(folder, whole)
+    if manifest is not None:
+        named = Path(_manifest(manifest)["store"])
+        # The manifest knows where its rows are.
+        store = named.parent if folder is None else store
+        # A store may have been moved; what is in it has kept its name.
+        if store.is_dir() and store.name != named.name and not (store / named.name).is_dir():
+            raise DraftsmithError(f"{manifest}: is of the store {named.parent}, not of {store}; name that one, or none")
     with tables.Progress() as progress:
-        found = audit(_store(folder, whole), manifest, threads, progress)
+        found = audit(store, manifest, threads, progress)
     if as_json:
         print(found.model_dump_json(indent=2))
     else:
@@ -94,13 +102,15 @@ def clean(
     as_json: AsJson = False,
 ) -> None:
     """Show what could go, and with --yes remove the kinds that are asked for; nothing is ever removed otherwise."""
-    from draftsmith.files import read_json
     from draftsmith.store import leftovers, tables
     from draftsmith.store.inventory import folders
 
+    manifests = [_manifest(path) for path in manifest or []]
     store = _store(folder, whole)
+    if folder is None and manifests:
+        store = Path(manifests[0]["store"]).parent
     every = folders(store)
-    kept = {*(keep or []), *(read_json(path)["fingerprint"] for path in manifest or [])}
+    kept = {*(keep or []), *(each["fingerprint"] for each in manifests)}
     named = set(fingerprint or [])
     _check_request(
         store, {path.name for path in every}, named, kept, others, yes and not (staging or damaged or named or others)
@@ -129,6 +139,17 @@ def clean(
         print(json.dumps({"store": str(store), "items": listed}, indent=2))
     else:
         tables.show_leftovers(store, items, chosen, removed=yes)
+
+
+def _manifest(path: Path) -> dict[str, str]:
+    """The manifest at ``path``; a file that is none is named as what it is."""
+    try:
+        values = json.loads(path.read_text())
+        return {"store": values["store"], "fingerprint": values["fingerprint"]}
+    except FileNotFoundError:
+        raise DraftsmithError(f"{path}: no such file; merge_manifest writes results/NAME/extract/manifest.json") from None
+    except (OSError, ValueError, KeyError, TypeError):
+        raise DraftsmithError(f"{path}: is no manifest; name results/NAME/extract/manifest.json") from None
 
 
 def _store(folder: Path | None, whole: str) -> Path:

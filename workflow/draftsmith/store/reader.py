@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.store.float8 import dequantise
 from draftsmith.store.format import AGAIN, DamagedFile, StoreError, checksum, row_id, row_parts, tensors
 from draftsmith.store.head import check_belongs, open_file, read_head
-from draftsmith.store.verification import examine, move_aside
+from draftsmith.store.verification import DAMAGED, examine, move_aside
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -119,7 +119,9 @@ class StoreReader:
         try:
             return self._file(name).row(int(place))
         except FileNotFoundError:
-            raise StoreError(f"{self.folder / name}: is gone, though the manifest names it; {AGAIN}") from None
+            aside = self.folder / DAMAGED / Path(name).with_suffix(".txt")
+            why = f" (it was moved aside: {aside.read_text().strip()})" if aside.is_file() else ""
+            raise StoreError(f"{self.folder / name}: is gone, though the manifest names it{why}; {AGAIN}") from None
         except DamagedFile as error:
             raise StoreError(f"{self._put_aside(self.folder / name, error)}; {AGAIN}") from error
         except StoreError as error:
