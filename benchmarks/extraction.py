@@ -211,7 +211,7 @@ def compare(engines: list[Engine], repeats: int, store: Path, disk: Path | None)
     passes = [(engine, engine.way, store) for engine in engines]
     passes += [(engine, "disk", disk) for engine in engines if engine.way == "ours" and disk is not None]
     for engine, _, folder in passes:
-        engine.run(folder, rows=64 if hardware.device() != "cpu" else 2)
+        engine.run(folder, rows=64 if hardware.device() != "cpu" else 0)
     rounds: list[dict[str, dict[str, Any]]] = []
     for _ in range(repeats):
         order.shuffle(passes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -62,7 +63,9 @@ class Session:
         arguments["worker_extension_cls"] = "draftsmith.extract_shard.worker.CaptureExtension"
         self.step_tokens = int(arguments["max_num_batched_tokens"])
         arguments["worker_cls"] = "draftsmith.extract_shard.loud_worker.LoudWorker"
-        log(f"extract: loading {self.target['path']} with {arguments}")
+        log(f"extract: loading {self.target['path']}")
+        # For the log alone: a terminal has no room for it.
+        print(f"vllm.LLM(**{arguments})", file=sys.stderr, flush=True)
         begun = time.perf_counter()
         try:
             with LoadPhases():
