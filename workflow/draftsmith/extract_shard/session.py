@@ -46,7 +46,8 @@ class Session:
         self.running: dict[str, PlannedRow] = {}
         self.seconds: dict[str, float] = {}
         self.attached: dict[str, Any] = {}
-        self.step_tokens = self.buffered_bytes = 0
+        self.step_tokens = 0
+        self.buffered_bytes = 0
         """The most that is still written when no more batches are begun."""
         self._watch: Watch | None = None
         self._before: list[psutil.Process] = []

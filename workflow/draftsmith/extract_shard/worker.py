@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ class Recorder:
         self.storage = plan["storage"]
         self.batches: list[tuple[list[str], list[int]]] = []
         self.open: dict[int, OpenBatch] = {}
-        self.rows_in_step: list[str] = []
+        self._requests: Collection[str] = ()
         self.steps = self.restarts = 0
         self.collect_seconds = 0.0
         self.device = runner.device
@@ -120,7 +120,7 @@ class Recorder:
         """The runner's own step; afterwards the states it left behind are collected."""
         if kwargs.get("dummy_run"):
             return self._execute(scheduler_output, *args, **kwargs)
-        self.rows_in_step = [self._row(request) for request in scheduler_output.num_scheduled_tokens]
+        self._requests = scheduler_output.num_scheduled_tokens
         if self.writer.error is not None:
             raise RuntimeError("a batch could not be written") from self.writer.error
         output = self._execute(scheduler_output, *args, **kwargs)
@@ -131,6 +131,11 @@ class Recorder:
             self.collect_seconds += time.perf_counter() - begun
             self.steps += 1
         return output
+
+    @property
+    def rows_in_step(self) -> list[str]:
+        """Ids of the rows that the present step is about, for the record of an error."""
+        return [self._row(request) for request in self._requests]
 
     def _place(self, request: str) -> tuple[int, int]:
         match = _REQUEST.match(request)

@@ -80,7 +80,7 @@ class Writer:
         temporary = path.with_suffix(".tmp")
         try:
             with open(temporary, "wb", buffering=0) as file:
-                for data in [memoryview(head), *self._data(batch, good, header, size - len(head))]:
+                for data in [memoryview(head), *self._data(batch, good, header, places, size - len(head))]:
                     while data:
                         data = data[file.write(data) :]
                 os.fsync(file.fileno())
@@ -95,13 +95,20 @@ class Writer:
         ):
             self.seconds[name] += spent
 
-    def _data(self, batch: OpenBatch, good: list[int], header: store.BatchHeader, size: int) -> Iterator[memoryview]:
+    def _data(
+        self,
+        batch: OpenBatch,
+        good: list[int],
+        header: store.BatchHeader,
+        places: dict[str, tuple[int, int]],
+        size: int,
+    ) -> Iterator[memoryview]:
         """The data part, in the order of the file."""
         if len(good) == len(batch.row_ids):
             yield store.buffer(batch.buffer.data[:size])
             return
         # Without the rows that failed.
-        for name in store.layout(header)[1]:
+        for name in places:
             if name == "offsets":
                 yield memoryview(np.cumsum([0, *header.lengths], dtype=np.int64).tobytes())
             else:
