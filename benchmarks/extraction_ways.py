@@ -119,7 +119,7 @@ class Ours:
         per_token = store.bytes_per_token(len(self.target["layers"]), self.target["hidden_size"], dtype, storage)
         self.batches = pack(planned, batch_tokens(self.config.extract.batch_tokens, per_token))
         self.key = store.fingerprint(self.target["fingerprint"], self.target["layers"], dtype, {}, storage)
-        dummy = self.config.engine.args.get("load_format") == "dummy"
+        dummy = engine.dummy_weights(self.config)
         self.check = None if dummy else HeadCheck(Path(self.target["path"]), dtype)
         # Publishing is a rename, so the staging folder has to lie where the pass writes to.
         self.link = Path(spec["scratch"]) / "ours-store"

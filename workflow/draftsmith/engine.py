@@ -56,6 +56,11 @@ def on_cpu(config: Config) -> bool:
     return config.engine.device == "cpu" or hardware.device() == "cpu"
 
 
+def dummy_weights(config: Config) -> bool:
+    """Whether the engine is to invent the weights, as a dry run has it: no checkpoint is read then."""
+    return config.engine.args.get("load_format") == "dummy"
+
+
 def check_granted(config: Config, granted: int | None) -> None:
     """Fail unless as many GPUs were granted as tensor parallelism needs.
 

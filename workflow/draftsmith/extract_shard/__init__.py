@@ -46,7 +46,7 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     )
     outcome = driver.Outcome()
     if todo:
-        if config.engine.args.get("load_format") != "dummy":
+        if not engine.dummy_weights(config):
             # Described once, maybe long ago and on another machine; what is missing now would only be found by the load.
             get_target.weight_files(Path(described["path"]), described.get("source", "?"))
         space.check_space(folder, sum(row.length for row in todo), per_token)

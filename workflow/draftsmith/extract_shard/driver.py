@@ -112,7 +112,7 @@ class _Attempt:
     def __init__(self, job: Job, stage: Path, tries: Tries, termination: Termination) -> None:
         self.job, self.stage, self.tries, self.termination = job, stage, tries, termination
         dtype, storage = job.stored
-        dummy = job.config.engine.args.get("load_format") == "dummy"
+        dummy = engine.dummy_weights(job.config)
         check = None if dummy else HeadCheck(Path(job.target["path"]), "fp8" if storage == "fp8" else dtype)
         self.publisher = Publisher(stage, job.folder, check, job.config.extract.verify_rows)
         self.progress = Progress()

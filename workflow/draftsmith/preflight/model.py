@@ -6,7 +6,7 @@ import difflib
 import json
 from typing import Any
 
-from draftsmith import vllm_compat
+from draftsmith import engine, vllm_compat
 from draftsmith.errors import DraftsmithError
 from draftsmith.few_layers import parts
 from draftsmith.preflight.subject import EngineRefused, Subject, UnknownArchitecture, left_out, needed, version
@@ -123,7 +123,7 @@ def arguments(subject: Subject) -> Found:
     ]
     if taken:
         return "fail", ", and ".join(taken)
-    if given.get("load_format") == "dummy":
+    if engine.dummy_weights(subject.config):
         return "fail", "engine.args.load_format dummy gives the states of random weights; take it out"
     if given.get("runner", "generate") not in ("generate", "auto") or given.get("convert", "auto") not in (
         "auto",
