@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from draftsmith import extract_shard, merge_manifest, store
 from draftsmith.config import parse
@@ -23,7 +24,7 @@ from draftsmith.store import format as store_format
 from draftsmith.store import head as store_head
 
 ROWS = [[number, *range(number % 5 + 2)] for number in range(23)]
-TARGET = {"fingerprint": "revision-1", "path": "t", "torch_dtype": "float32", "hidden_size": 4, "num_layers": 6}
+TARGET = {"fingerprint": "revision-1", "torch_dtype": "float32", "hidden_size": 4, "num_layers": 6}
 
 
 def publish(job: driver.Job) -> None:
@@ -76,7 +77,7 @@ class Runs:
             "span_ends": [np.array([end], dtype=np.int32) for end in ends or map(len, rows)],
         }
         pd.DataFrame(table).to_parquet(self.folder / "rows.parquet")
-        write_json(self.folder / "target.json", TARGET | (described or {}))
+        write_json(self.folder / "target.json", TARGET | {"path": str(self.folder / "target")} | (described or {}))
         values: dict[str, Any] = {
             "target": {"layers": [1, 3, 5]},
             "engine": {"device": "cpu"},
@@ -105,6 +106,8 @@ class Runs:
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
     """After a first run, which has extracted everything."""
     made = Runs(tmp_path)
+    (tmp_path / "target").mkdir()
+    save_file({"lm_head.weight": torch.ones(4, 4)}, tmp_path / "target" / "model.safetensors")
     monkeypatch.setattr(driver, "extract", made.extract)
     assert made.run(shards=2) == sorted(ROWS)
     return made
