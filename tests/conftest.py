@@ -15,10 +15,16 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 REPO = Path(__file__).resolve().parents[1]
-# What runs leave in a working folder; nothing of it belongs to a clone.
-_LEFTOVERS = shutil.ignore_patterns(
-    ".*_cache", ".git", ".snakemake", ".venv", "__pycache__", "*.egg-info", "build", "logs", "results", "resources", "store", "work"
-)  # fmt: skip
+# What runs leave in a working folder; nothing of it belongs to a clone. The package has folders of some of these names.
+_ANYWHERE = shutil.ignore_patterns(".*_cache", "__pycache__", "*.egg-info")
+_AT_THE_ROOT = shutil.ignore_patterns(
+    ".git", ".snakemake", ".venv", "build", "logs", "results", "resources", "store", "work"
+)
+
+
+def _left_over(folder: str, names: list[str]) -> set[str]:
+    found = _ANYWHERE(folder, names)
+    return found | _AT_THE_ROOT(folder, names) if Path(folder) == REPO else found
 
 
 @pytest.fixture(scope="session")
@@ -33,7 +39,7 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("clone") / "draftsmith"
     if shutil.which("git") is None or not (REPO / ".git").exists():
         # An archive without its history.
-        shutil.copytree(REPO, target, symlinks=True, ignore=_LEFTOVERS)
+        shutil.copytree(REPO, target, symlinks=True, ignore=_left_over)
         return target
     listing = subprocess.run(
         ["git", "-c", f"safe.directory={REPO}", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -46,6 +52,11 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
+# The longest first, so that none is left to run alone at the end. Tests that call Snakemake's API come last: it leaves
+# objects in this process which vLLM's import trips over.
+_ORDER = {"slurm": 0, "integration": 1, "dag": 9}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that call Snakemake's API come last: it leaves objects in this process which vLLM's import trips over."""
-    items.sort(key=lambda item: "dag" in item.path.parent.name)
+    """Put the tests in the order in which they are handed to the processes that run them."""
+    items.sort(key=lambda item: (_ORDER.get(item.path.parent.name, 5), item.path.name != "test_chain.py"))

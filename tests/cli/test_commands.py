@@ -26,7 +26,7 @@ from draftsmith.report import dag
 LIMIT = 8.0
 RULES = {
     "get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "extract_shard", "merge_manifest", "map_vocabulary",
-    "train_draft", "export_draft", "evaluate_draft", "report", "all",
+    "look", "train_draft", "export_draft", "evaluate_draft", "report", "all",
 }  # fmt: skip
 ON_GPUS = {"preflight", "clean_gpus", "dry_run", "regenerate", "extract_shard", "train_draft", "evaluate_draft"}
 PROFILES = ["local", "slurm"]

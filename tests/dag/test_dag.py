@@ -25,7 +25,7 @@ from draftsmith import cli
 
 REPO = Path(__file__).resolve().parents[2]
 ONCE = {
-    "all", "get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "merge_manifest", "map_vocabulary", "train_draft",
+    "all", "get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "merge_manifest", "map_vocabulary", "look", "train_draft",
     "export_draft", "evaluate_draft", "report",
 }  # fmt: skip
 ON_GPUS = {"preflight", "clean_gpus", "dry_run", "extract_shard", "train_draft", "evaluate_draft"}
@@ -108,6 +108,25 @@ def test_regenerate_is_in_the_dag_only_when_asked_for(folder: Path) -> None:
     answers = "results/trial/regenerate/conversations.jsonl"
     assert inputs(only(regenerated, "tokenize")) == {answers, "results/trial/target.json"}
     assert only(regenerated, "tokenize").params.conversations == f"--conversations {answers}"
+
+
+def test_a_server_needs_no_gpu_and_its_address_is_no_param(folder: Path) -> None:
+    """It is asked from where Snakemake runs, as other nodes of a cluster may not reach it."""
+
+    def is_local(job: Any) -> bool:
+        return job.rule.name in job.rule.workflow._localrules
+
+    by_engine = only(jobs(folder, regenerate={"enabled": True}), "regenerate")
+    first, second = (
+        only(
+            jobs(folder, engine={"tp": 8}, regenerate={"enabled": True, "endpoint": f"http://{host}/v1"}), "regenerate"
+        )
+        for host in ("one", "two")
+    )
+    assert (is_local(by_engine), by_engine.resources["gpu"], by_engine.params.by) == (False, 1, "engine")
+    assert (is_local(first), first.resources["gpu"], first.params.by) == (True, 0, "server")
+    assert dict(first.params.items()) == dict(second.params.items())
+    assert "http" not in str(dict(first.params.items()))
 
 
 @pytest.mark.parametrize(("engine", "expected"), [({"tp": 8}, 8), ({}, 1), ({"tp": 4, "device": "cpu"}, 0)])
@@ -221,4 +240,5 @@ def test_commands_and_options_of_the_rules_exist(folder: Path) -> None:
         given = set(re.findall(r"(?<=\s)--[a-z-]+", re.sub(r"'[^']*'", "''", f" {words}")))
         assert demanded <= given <= options, command
         seen.add(command)
-    assert seen == set(commands)
+    # Two are views of a run and no part of it.
+    assert seen == set(commands) - {"estimate", "status"}

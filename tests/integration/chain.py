@@ -79,6 +79,16 @@ class Run:
     def json(self, name: str) -> Any:
         return json.loads((self.folder / "results/tiny" / name).read_text())
 
+    def command(self, *arguments: str) -> Any:
+        """What ``draftsmith`` prints as JSON, called in the working folder."""
+        done = subprocess.run(
+            [sys.executable, "-m", "draftsmith", *arguments], capture_output=True, text=True, cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(REPO / "workflow")},
+        )  # fmt: skip
+        if done.returncode:
+            raise AssertionError(done.stdout[-4000:] + done.stderr[-4000:])
+        return json.loads(done.stdout)
+
     def would_run(self, values: dict[str, Any]) -> set[str]:
         """Rules that a dry run with this config names."""
         self.write(values)

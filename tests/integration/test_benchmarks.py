@@ -29,3 +29,24 @@ def test_extraction_beside_prefill(repo: Path, tmp_path: Path) -> None:
     assert last["ours_peak_host_gb"] > 0
     assert set(last["ours_start"]["startup"]) == {"import", "load", "attach"}
     assert not (tmp_path / "store").exists()
+
+
+def test_training_from_the_store(repo: Path, tmp_path: Path) -> None:
+    """The stage alone, on a target of 64 numbers a token; speculators is only measured where its folder is given."""
+    done = subprocess.run(
+        [
+            sys.executable, str(repo / "benchmarks/training.py"), "--quick", "--packs", "2", "--steps", "2", "--windows", "1",
+            "--store", str(tmp_path / "store"), "--logs", str(tmp_path / "logs"),
+        ],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(repo / "workflow")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    way, last = (json.loads(line) for line in done.stdout.splitlines())
+    assert way["way"] == "ours"
+    assert way["tokens_per_second"] > 0
+    assert 0 <= way["waited_for_data"] < 1
+    # Step 1, and the last of each window of two.
+    assert len(way["loss"]) == 3
+    # Three layers and the final state of 1,024 tokens, 64 float32 each.
+    assert last["stored_gb"] * 1e9 >= 1024 * 4 * 64 * 4
+    assert not (tmp_path / "store").exists()

@@ -56,6 +56,35 @@ def test_every_stage_left_its_output(chain: Run) -> None:
     assert f"{evaluated['acceptance_length']:.2f}" in page
 
 
+def test_status_tells_of_every_stage(chain: Run) -> None:
+    told = chain.command("status", "--json")
+    jobs = {job["stage"]: job for job in told["jobs"]}
+    assert {job["state"] for job in jobs.values()} == {"done"}
+    extraction, training = jobs["extract_shard"], jobs["train_draft"]
+    assert extraction["batches"] == chain.json("extract/manifest.json")["files"]
+    assert (extraction["item"], extraction["unit"]) == ("1-of-1", "rows")
+    assert extraction["done"] == extraction["total"] == chain.json("tokenize/tokenize.json")["rows"]
+    assert (training["done"], training["total"], training["unit"]) == (6, 6, "steps")
+    assert extraction["pid"] != training["pid"], "each by its own word"
+    assert told["snakemake"]["finished"] == told["snakemake"]["total"]
+
+
+def test_the_estimate_is_right(chain: Run) -> None:
+    """Bytes to two per cent, and with the run's own rates its times to a quarter."""
+    told = chain.command("estimate", "--config", str(chain.config), "--device", "cpu", "--profile", "local", "--json")
+    store = next(each for each in told["store"] if each["chosen"])
+    manifest = chain.json("extract/manifest.json")
+    assert store["files"] == manifest["files"]
+    assert store["bytes"] == pytest.approx(manifest["bytes"], rel=0.02)
+    assert told["rows"]["how"] == "known"
+    assert told["rows"]["tokens"] == manifest["tokens"]
+    for time in told["times"]:
+        measured = list((chain.folder / "benchmarks/rules/tiny").glob(f"{time['stage']}*/*.tsv"))
+        measured += (chain.folder / "benchmarks/rules/tiny").glob(f"{time['stage']}.tsv")
+        seconds = float(measured[0].read_text().splitlines()[-1].split("\t")[0])
+        assert time["seconds"] == pytest.approx(seconds, rel=0.25), time["stage"]
+
+
 def test_a_second_run_does_nothing(chain: Run) -> None:
     assert "Nothing to be done" in chain.snakemake().stderr
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -260,14 +261,18 @@ def test_a_disk_that_fills_up_stops_the_run_while_there_is_room(
 
 
 def started(
-    folder: Path, model: Path, fault: dict[str, Any] | None, tp: int, rows: list[list[int]]
+    folder: Path, model: Path, fault: dict[str, Any] | None, tp: int, rows: list[list[int]], keep: tuple[str, ...] = ()
 ) -> subprocess.Popen[bytes]:
     """The stage by its command, with its output in `log` and its lines for the terminal in `terminal`."""
     (folder / "target.json").write_text(json.dumps(tiny.target(model)))
     write_rows(folder / "rows.parquet", rows)
     config = settings(folder, engine={"tp": tp, "device": "cpu", "max_num_batched_tokens": 32, "max_num_seqs": 2})
     # Without what engines in this process have set for themselves.
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "DRAFTSMITH_"))}
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name in keep or not name.startswith(("VLLM_", "DRAFTSMITH_"))
+    }
     environment = clean | {"PYTHONPATH": os.pathsep.join([str(FAULTS), os.environ.get("PYTHONPATH", "")])}
     environment |= {"DRAFTSMITH_FAULT": json.dumps(fault), "DRAFTSMITH_CONSOLE": "3"}
     command = [
@@ -305,31 +310,74 @@ def test_a_worker_killed_from_outside_is_named(tmp_path: Path, llama: Path) -> N
     assert [entry["rank"] for entry in ledger(tmp_path) if entry["type"] == "WorkerKilled"] == [1]
 
 
-def test_the_engine_of_a_killed_driver_is_found_and_named_by_the_next_run(tmp_path: Path, llama: Path) -> None:
-    process = started(tmp_path, llama, None, 2, rows_of([600] * 200, seed=33))
-    deadline = time.monotonic() + 300
-    while not list((tmp_path / "store").glob("*/*.safetensors")):
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        assert time.monotonic() < deadline
+def killed_driver(
+    folder: Path, model: Path, fault: dict[str, Any] | None, tp: int, **environment: str
+) -> list[psutil.Process]:
+    """Kill the stage by SIGKILL while its engine is at work; gives the engine's processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        process = started(folder, model, fault, tp, rows_of([600] * 200, seed=33), keep=tuple(environment))
+    deadline = time.monotonic() + 600
+    while not list((folder / "store").glob("*/*.safetensors")):
+        assert process.poll() is None, (folder / "log").read_text()
+        if time.monotonic() > deadline:
+            process.terminate()
+            raise AssertionError((folder / "log").read_text())
         time.sleep(0.1)
-    engine = [
-        child
-        for child in psutil.Process(process.pid).children(recursive=True)
-        if "resource_tracker" not in " ".join(child.cmdline())
-    ]
+    children = psutil.Process(process.pid).children(recursive=True)
+    engine = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
     process.send_signal(signal.SIGKILL)
     process.wait()
+    return engine
+
+
+def living(processes: list[psutil.Process]) -> list[int]:
+    return [child.pid for child in processes if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_the_engine_of_a_killed_driver_is_found_and_named_by_the_next_run(tmp_path: Path, llama: Path) -> None:
+    """Should it not end by itself, as the next test has it."""
+    engine = killed_driver(tmp_path, llama, {"kind": "outlive"}, 2)
     try:
-        assert [child for child in engine if child.is_running()], "vLLM's core does not notice that its driver is gone"
+        (core,) = [
+            child for child in engine if child.is_running() and child.ppid() not in {other.pid for other in engine}
+        ]
         clean = [sys.executable, "-m", "draftsmith", "clean-gpus", "--report", str(tmp_path / "clean.json"), "--config"]
         named = subprocess.run([*clean, '{"engine": {"device": "cpu"}}'], check=True, capture_output=True, text=True)
-        core = next(child for child in engine if child.is_running())
         assert f"an earlier run left process {core.pid} of" in named.stderr
+        assert living([core])
         ending = '{"engine": {"device": "cpu"}, "clean": {"kill_orphans": true}}'
         subprocess.run([*clean, ending], check=True, capture_output=True)
         psutil.wait_procs(engine, timeout=30)
-        assert [child.pid for child in engine if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+        assert living(engine) == []
     finally:
         for child in engine:
             if child.is_running():
                 child.kill()
+
+
+def test_an_engine_whose_driver_was_killed_ends_by_itself_and_its_leftovers_go(tmp_path: Path, llama: Path) -> None:
+    """vLLM's core alone would live on. Its sockets stay, and go with the next run's cleaning."""
+    # A socket's path has to be short.
+    runtime, temporary = tmp_path / "runtime", Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
+    places = {"DRAFTSMITH_RUNTIME": str(runtime), "TMPDIR": str(temporary)}
+    engine = killed_driver(tmp_path, llama, None, 1, VLLM_ENABLE_V1_MULTIPROCESSING="1", **places)
+    try:
+        assert len(engine) >= 2
+        psutil.wait_procs(engine, timeout=30)
+        assert living(engine) == []
+    finally:
+        for child in engine:
+            if child.is_running():
+                child.kill()
+    (listed,) = (runtime / "runs").glob("*.json")
+    shared = [Path(name) for name, _ in json.loads(listed.read_text())["files"]]
+    assert shared
+    assert list(temporary.glob("ds-*"))
+    clean = [sys.executable, "-m", "draftsmith", "clean-gpus", "--report", str(tmp_path / "clean.json")]
+    subprocess.run([*clean, "--config", '{"engine": {"device": "cpu"}}'], check=True, env=os.environ | places)
+    assert not [path for path in shared if path.exists()]
+    assert not list(temporary.glob("ds-*"))
+    assert not listed.exists()
+    shutil.rmtree(temporary)

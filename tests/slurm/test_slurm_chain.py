@@ -2,63 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import re
-import shutil
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster import Cluster
 
 import tiny
 from chain import Run, config, conversations
-
-LAB = Path(__file__).with_name("slurm-lab")
 
 pytestmark = [
     pytest.mark.slurm,
     # A dozen jobs, each noticed some seconds late.
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(
-        os.geteuid() != 0 or shutil.which("apt-get") is None, reason="the Slurm cluster for tests needs root on Debian"
-    ),
 ]
+# A file system that shows new files at once; the first look at a job after two seconds.
+SOON = ("--slurm-init-seconds-before-status-checks", "2", "--latency-wait", "5")
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A Slurm with two nodes of eight GPUs and one without; its environment."""
-    # The path holds sockets, so it has to be short.
-    folder = Path(f"/tmp/draftsmith-slurm-{os.getpid()}")
-    environment = os.environ | {"SLURM_LAB_DIR": str(folder), "SLURM_LAB_PORT": "17400"}
-    try:
-        subprocess.run([LAB, "start"], check=True, env=environment, stdin=subprocess.DEVNULL)
-        yield environment | {"SLURM_CONF": str(folder / "etc/slurm.conf"), "DRAFTSMITH_ACCOUNT": "lab"}
-    finally:
-        subprocess.run([LAB, "stop", "--purge"], env=environment, stdin=subprocess.DEVNULL, check=False)
-
-
-def accounted(environment: dict[str, str]) -> dict[str, str]:
-    """For each rule: node list and granted resources, from sacct."""
-    text = subprocess.run(
-        ["sacct", "-X", "-n", "-P", "-S", "now-1hour", "-o", "Comment,NodeList,AllocTRES,State"],
-        env=environment, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    return {match[1]: match[2] for match in re.finditer(r"^rule_(\w+?)(?:_wildcards_[^|]*)?\|(.*)$", text, re.M)}
-
-
-def test_the_chain_runs_as_slurm_jobs(tmp_path: Path, cluster: dict[str, str]) -> None:
+def test_the_chain_runs_as_slurm_jobs(tmp_path: Path, cluster: Cluster) -> None:
     """Every heavy rule is a job; GPU rules land on one GPU node each with the GPUs they asked for, the others on a CPU node."""
     model = tiny.model(tmp_path / "model", num_hidden_layers=4)
     conversations(tmp_path / "conversations.jsonl")
-    run = Run(tmp_path, profile="slurm", environment=cluster)
+    run = Run(tmp_path, profile="slurm", environment=cluster.environment)
     run.write(config(tmp_path, model))
-    run.snakemake(
-        "--slurm-init-seconds-before-status-checks", "2", "--seconds-between-status-checks", "2", "--latency-wait", "5"
-    )
+    before = cluster.last()
+    run.snakemake(*SOON)
     assert run.json("evaluate/evaluate.json")["drafts"] > 0
-    jobs = accounted(cluster)
-    assert re.match(r"gpu\d\|.*gres/gpu=1\b.*\|COMPLETED", jobs["extract_shard"]), jobs
-    assert re.match(r"gpu\d\|.*gres/gpu=1\b", jobs["evaluate_draft"]), jobs
-    assert re.match(r"cpu1\|(?!.*gres/gpu)", jobs["tokenize"]), jobs
+    jobs = {job.rule: job for job in cluster.jobs(before)}
+    assert {job.state for job in jobs.values()} == {"COMPLETED"}, jobs
+    assert {job.account for job in jobs.values()} == {"lab"}
+    for rule in ("extract_shard", "evaluate_draft", "train_draft"):
+        assert jobs[rule].node in ("gpu1", "gpu2"), jobs[rule]
+        assert jobs[rule].partition == "gpu"
+        assert "gres/gpu=1," in f"{jobs[rule].tres},"
+    for rule in ("tokenize", "map_vocabulary", "report"):
+        assert (jobs[rule].node, jobs[rule].partition) == ("cpu1", "cpu"), jobs[rule]
+        assert "gpu" not in jobs[rule].tres

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -79,7 +80,12 @@ SPECIAL = {
 }  # fmt: skip
 
 
-def fast(template: str | None, special: str = "chatml", eos: str | None = None) -> PreTrainedTokenizerFast:
+_WORDS = ("assistant user system model", "the answer is", "what is it", "\n\n", "hello hello", "The The")
+
+
+def fast(
+    template: str | None, special: str = "chatml", eos: str | None = None, words: Sequence[str] = _WORDS
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer of 300 ids or so, special tokens first."""
     names = SPECIAL[special]
     tokenizer = Tokenizer(models.BPE())
@@ -87,9 +93,8 @@ def fast(template: str | None, special: str = "chatml", eos: str | None = None) 
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     # Whole words and double line breaks are single tokens, as in large vocabularies.
-    corpus = ["assistant user system model", "the answer is", "what is it", "\n\n", "hello hello", "The The"] * 9
     tokenizer.train_from_iterator(
-        corpus,
+        list(words) * 9,
         trainers.BpeTrainer(vocab_size=320, special_tokens=names, initial_alphabet=alphabet, show_progress=False),
     )
     wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=eos or names[-1])

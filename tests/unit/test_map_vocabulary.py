@@ -89,10 +89,9 @@ def test_only_supervised_tokens_of_training_rows_count(tmp_path: Path) -> None:
     rows = [ROW, ROW | {"split": "validation", "input_ids": [1] * 7}]
     # 7 and 3 of the first span, 9 and 4 of the second.
     bench = Bench(tmp_path, rows, [])
-    assert (
-        map_vocabulary.count_supervised(tmp_path / "rows.parquet", 12).tolist()
-        == counts({7: 1, 3: 1, 9: 1, 4: 1}).tolist()
-    )
+    found = map_vocabulary.count_supervised(tmp_path / "rows.parquet", 12)
+    assert found["train"].tolist() == counts({7: 1, 3: 1, 9: 1, 4: 1}).tolist()
+    assert found["validation"].tolist() == counts({1: 4}).tolist()
     tensors, report = bench.run(3)
     assert (tensors["d2t"] + np.arange(3)).tolist() == [3, 4, 7]
     assert report["coverage"] == 0.75
@@ -109,7 +108,7 @@ def test_files(tmp_path: Path) -> None:
     assert len(tensors["t2d"]) == 12
     assert report == {
         "size": 4, "target_size": 12, "coverage": 1.0, "distinct": 3, "padded": 1, "kept_special": [0],
-        "coverage_by_size": [[4, 1.0], [12, 1.0]],
+        "coverage_by_size": [[4, 1.0], [12, 1.0]], "size_by_coverage": [[0.95, 4], [0.98, 4], [0.99, 4]],
     }  # fmt: skip
 
 
@@ -118,6 +117,33 @@ def test_coverage_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     rows = [{"split": "train", "input_ids": [7] * 5 + [3] * 4 + [9], "span_starts": [0], "span_ends": [10]}]
     _, report = Bench(tmp_path, rows, [7]).run(3)
     assert report["coverage_by_size"] == [[1, 0.5], [2, 0.9], [3, 1.0], [6, 1.0], [12, 1.0]]
+    assert "validation" not in report
+
+
+def test_the_least_sizes_and_what_validation_rows_find_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(map_vocabulary, "_SIZES", (1, 2, 3))
+    trained = [7] * 94 + [3] + [9] * 3 + [4, 5]
+    held_out = [7] * 8 + [4, 11]
+    rows = [
+        {"split": "train", "input_ids": trained, "span_starts": [0], "span_ends": [100]},
+        {"split": "validation", "input_ids": held_out, "span_starts": [0], "span_ends": [10]},
+    ]
+    _, report = Bench(tmp_path, rows, []).run(2)
+    # By training: 7 (94), 9 (3), then 3, 4 and 5 (1 each), then what was never seen, smallest first: 0, 1, 2, 6, 8, 10, 11.
+    assert report["coverage_by_size"] == [[1, 0.94], [2, 0.97], [3, 0.98], [12, 1.0]]
+    assert report["size_by_coverage"] == [[0.95, 2], [0.98, 3], [0.99, 4]]
+    # Of ten held-out tokens 7 is eight, 4 is at rank 4 and 11 at the very end.
+    assert report["validation"] == {
+        "coverage": 0.8,
+        "coverage_by_size": [[1, 0.8], [2, 0.8], [3, 0.8], [12, 1.0]],
+        "size_by_coverage": [[0.95, 12], [0.98, 12], [0.99, 12]],
+    }
+
+
+def test_the_least_size_has_room_for_the_special_tokens(tmp_path: Path) -> None:
+    rows = [{"split": "train", "input_ids": [7] * 10, "span_starts": [0], "span_ends": [10]}]
+    # 1, 2 and 7 are kept in any case, so that no vocabulary is smaller, though one token covers everything.
+    assert Bench(tmp_path, rows, [1, 2, 7]).run(4)[1]["size_by_coverage"] == [[0.95, 3], [0.98, 3], [0.99, 3]]
 
 
 @pytest.mark.parametrize("size", [None, 12])

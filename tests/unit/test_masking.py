@@ -12,6 +12,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.marks import learn_marks
 from draftsmith.mask_method import choose
 from draftsmith.masking import METHODS, Masker, Method
+from kinds import KINDS
 
 
 def masker(given: Chat, method: Method = "prefix", fingerprint: str = "") -> Masker:
@@ -223,6 +224,37 @@ def test_a_cut_answer_has_no_end_of_turn() -> None:
 def test_no_end_of_turn_at_all() -> None:
     plain = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
     assert answers(chat(plain), talk("q", "a.", "r", "b.")) == [["a.", "b."]]
+
+
+def test_that_no_end_of_turn_is_learnt_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    """GLM's template writes none; the mark of the next role stands for it only where the target stops with that."""
+    glm = KINDS["glm"]
+    choose(glm.chat({}), [talk("q", "a")])
+    assert "warning" not in capfd.readouterr().err
+    unknown = Chat(glm.chat({}).tokenizer, {})
+    method, marks = choose(unknown, [talk("q", "a", "r", "b")])
+    assert "warning: the draft learns no end of turn" in capfd.readouterr().err
+    [row] = Masker(unknown, method, marks).rows(talk("q", "a", "r", "b"))
+    assert [unknown.decode(row.ids[start:end]) for start, end in row.spans] == [
+        "\n<think></think>\na", "\n<think></think>\nb"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown", "written"),
+    [
+        ("<think>", "", "A</think>A"),
+        ("<think>\n", "", "A\n</think>\n\nA"),
+        ("<think>\n", "</think>", "A</think>A"),
+        ("<think>\n", "<think></think>", "A</think>A"),
+        ("<think>\n", "<think>\n\n</think>\n\n", "A\n</think>\n\nA"),
+    ],
+)
+def test_reasoning_is_put_back_whatever_block_the_template_shows(asked: str, shown: str, written: str) -> None:
+    # It reads as the answer does, which is no sign that it is shown.
+    template = chats.CHATML.replace("{{ m.content }}", "{{ shown if m.role == 'assistant' }}{{ m.content }}")
+    template = template.replace("<|im_start|>assistant\n{% endif %}", "<|im_start|>assistant\n{{ asked }}{% endif %}")
+    assert answers(chat(template, asked=asked, shown=shown), talk("q", "A >> A")) == [[written + "<|im_end|>"]]
 
 
 TEMPLATES = [chats.TAGGED, chats.TAGGED_WIDE, chats.TAGGED_NARROW]

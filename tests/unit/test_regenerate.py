@@ -11,12 +11,9 @@ import pytest
 
 import chats
 from draftsmith import regenerate, tokenize
-from draftsmith.chat import Chat
 from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError
-from draftsmith.regenerate import talks
-from draftsmith.regenerate.generator import Generated
-from draftsmith.regenerate.journal import Journal
+from draftsmith.regenerate.asking import Question, Reply
 
 END = 1
 
@@ -30,7 +27,8 @@ class Engine:
     tokenizer: Any
 
     def __init__(self, config: Config, target: dict[str, Any], max_model_len: int, stops: Sequence[int]) -> None:
-        self.waiting: list[tuple[str, list[int], int]] = []
+        self.waiting: list[Question] = []
+        self.at_once = 2 * config.engine.max_num_seqs
         assert list(stops) == [END]
 
     def __enter__(self) -> Engine:
@@ -40,21 +38,25 @@ class Engine:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def add(self, request: str, prompt: Sequence[int], max_tokens: int, seed: int) -> None:
-        self.waiting.append((request, list(prompt), max_tokens))
+    def ask(self, question: Question) -> None:
+        self.waiting.append(question)
 
-    def step(self) -> list[Generated]:
-        request, prompt, room = self.waiting.pop(0)
-        text = Engine.tokenizer.decode(prompt)
+    def wait(self) -> list[Reply]:
+        question = self.waiting.pop(0)
+        text = Engine.tokenizer.decode(question.prompt)
         Engine.asked.append(text)
         reply = Engine.reply(text)
         if reply is None:
             raise RuntimeError("the engine died")
         if reply == "abort":
-            return [Generated(request, [], "abort")]
+            return [Reply(question.name, "abort", [])]
         ids = Engine.tokenizer(reply.removesuffix("…"), add_special_tokens=False)["input_ids"]
-        cut = reply.endswith("…") or len(ids) >= room
-        return [Generated(request, ids[:room] if cut else [*ids, END], "length" if cut else "stop")]
+        cut = reply.endswith("…") or len(ids) >= question.max_tokens
+        ids = ids[: question.max_tokens] if cut else [*ids, END]
+        return [Reply(question.name, "length" if cut else "stop", ids, tokens=len(ids))]
+
+    def described(self) -> dict[str, Any]:
+        return {"engine": "a stand-in"}
 
 
 class Bench:
@@ -130,7 +132,8 @@ def test_turn_by_turn(bench: Bench) -> None:
     first, second = bench.written
     assert (first["id"], first["domain"], second["split"]) == ("a", "x", "train")
     ids = [[*Engine.tokenizer(f"to {word}", add_special_tokens=False)["input_ids"], END] for word in ("one", "two")]
-    assert first["generated"] == {"fingerprint": "mine", "finish_reasons": ["stop", "stop"], "token_ids": ids}
+    noted = {"fingerprint": "mine", "finish_reasons": ["stop", "stop"], "token_ids": ids}
+    assert noted.items() <= first["generated"].items()
     # The second question comes with the target's own first answer before it.
     assert any("to one<|im_end|>\n<|im_start|>user\ntwo" in asked for asked in Engine.asked)
     assert not any("source's" in asked for asked in Engine.asked)
@@ -193,11 +196,17 @@ def test_cut_answers(bench: Bench) -> None:
     assert bench.written[0]["messages"][1] == {"role": "assistant", "content": "it is", "truncated": True}
     assert bench.written[0]["generated"]["finish_reasons"] == ["length", "stop"]
     assert report["finish_reasons"] == {"length": 2, "stop": 3}
-    report = bench.run(rows, keep_truncated=False)
+    report = bench.run(rows, unfinished="drop")
     # Nothing follows an answer that is not kept; what came before stays.
     assert bench.texts() == [["u: r", "a: fine"], ["u: x", "a: fine"]]
     assert report["dropped"] == {"truncated": 1}
     assert report["shortened"] == {"truncated": 1}
+    # Which of the two is dropped is decided at the end: nothing is asked for it.
+    asked = len(Engine.asked)
+    report = bench.run(rows, unfinished="drop_conversation")
+    assert bench.texts() == [["u: x", "a: fine"]]
+    assert (report["dropped"], report["shortened"]) == ({"truncated": 2}, {})
+    assert len(Engine.asked) == asked
 
 
 def test_empty_answers(bench: Bench) -> None:
@@ -223,11 +232,11 @@ def test_failures_keep_their_cause_and_are_asked_again(bench: Bench) -> None:
 
 
 def test_a_request_that_the_engine_refuses(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def add(self: Engine, request: str, prompt: Sequence[int], max_tokens: int, seed: int) -> None:
+    def ask(self: Engine, question: Question) -> None:
         raise ValueError("no such token")
 
-    monkeypatch.setattr(Engine, "add", add)
-    with pytest.raises(DraftsmithError, match=r"1 of 1 conversations cannot be used.*ValueError: no such token"):
+    monkeypatch.setattr(Engine, "ask", ask)
+    with pytest.raises(DraftsmithError, match=r"1 conversations failed.*ValueError: no such token"):
         bench.run([row("u: q")], dropped=0.5)
 
 
@@ -263,74 +272,3 @@ def test_reasoning_goes_the_whole_way(make: Callable[[str], Bench]) -> None:
     asked = [Engine.tokenizer(text, add_special_tokens=False)["input_ids"] for text in Engine.asked]
     ids = bench.written[0]["generated"]["token_ids"]
     assert [list(ids) for ids in rows.input_ids] == [[*asked[0], *ids[0]], [*asked[1], *ids[1]]]
-
-
-@pytest.mark.parametrize(
-    ("given", "cut"),
-    [
-        (["u: a"], [["a"]]),
-        (["s: s", "u: a", "a: x", "u: b"], [["s", "a"], ["b"]]),
-        (["u: a", "u: b"], [["a"], ["b"]]),
-        (["a: hello", "u: a", "a: x"], [["a"]]),
-        # Replies to two calls at once, and to two calls after one another.
-        (["u: a", "a: x", "t: 1", "t: 2", "a: y"], [["a"], ["1", "2"]]),
-        (["u: a", "a: x", "t: 1", "a: y", "t: 2", "a: z"], [["a"], ["1"], ["2"]]),
-        (["u: a", "a: x", "s: late"], [["a"]]),
-        (["s: s"], []),
-    ],
-)
-def test_questions(given: list[str], cut: list[list[str]]) -> None:
-    assert [[message["content"] for message in part] for part in talks.questions(row(*given)["messages"])] == cut
-
-
-@pytest.mark.parametrize(
-    ("text", "opened", "content", "reasoning"),
-    [
-        ("fine", False, "fine", ""),
-        ("<think>\nhm\n</think>\n\nfine", False, "fine", "hm"),
-        ("hm</think>fine", True, "fine", "hm"),
-        ("hm\n</think>\n\nfine", True, "fine", "hm"),
-        ("still thin", True, "", "still thin"),
-        ("<think>still", False, "", "still"),
-        ("say </think> aloud", False, "say </think> aloud", ""),
-        (
-            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>fine",
-            False,
-            "fine",
-            "hm",
-        ),
-        ("<|channel|>analysis<|message|>still", False, "", "still"),
-    ],
-)
-def test_split_reasoning(text: str, opened: bool, content: str, reasoning: str) -> None:
-    assert talks.split_reasoning(text, opened=opened) == (content, reasoning)
-
-
-def test_seeds_are_the_conversations_own() -> None:
-    one, two = (talks.start(chats.talk(text)) for text in ("a", "b"))
-    assert one.seed(0) == talks.start(chats.talk("a", "an answer")).seed(0)
-    assert len({one.seed(0), one.seed(1), two.seed(0)}) == 3
-    one.answers.append({})
-    assert one.seed(0) != talks.start(chats.talk("a")).seed(0)
-
-
-def test_answer_keeps_what_is_no_end_of_turn() -> None:
-    chat = Chat(chats.slow(chats.CHATML), {})
-    found = talks.answer(chat, "", [72, 105, 1001], "stop", chat.end_ids)
-    assert found == {"content": "Hi", "token_ids": [72, 105, 1001], "finish_reason": "stop"}
-    assert talks.answer(chat, "", [72, 105], "length", chat.end_ids)["content"] == "Hi"
-
-
-def test_journal(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j")
-    journal.add([])
-    journal.add([{"key": "a", "text": "ü"}, {"key": "b"}])
-    journal.add([{"key": "c"}])
-    again = Journal(tmp_path / "j")
-    assert len(again) == 3
-    assert again.get("a") == {"key": "a", "text": "ü"}
-    assert again.get("c") == {"key": "c"}
-    assert "d" not in again
-    # What was being written when the power failed has another name and is not read.
-    (tmp_path / "j" / ".part-x.jsonl.1234.tmp").write_text('{"key": "d"')
-    assert len(Journal(tmp_path / "j")) == 3

@@ -53,6 +53,19 @@ REPORTS: dict[str, dict[str, Any]] = {
         "size": 4096, "target_size": 49152, "coverage": 0.93, "distinct": 900, "padded": 0, "kept_special": [1, 2],
         "coverage_by_size": [[1000, 0.7], [4096, 0.93], [49152, 1.0]],
     },
+    "look/look.json": {
+        "seed": 0, "rows": {"train": 30, "validation": 3}, "by_domain": {EVIL: {"train": {"rows": 30, "tokens": 3600, "supervised": 900}}},
+        "answer_lengths": {"train": [[32, 20], [64, 10]]}, "supervised_shares": {"train": [[3, 30]], "validation": [[3, 3]]}, "prompts": {EVIL: 4},
+        "languages": {"by": "py3langid", "counts": {"train": {"en": 20}, "evaluation": {"en": 4}}}, "tokenizer": "",
+        "sample": [{
+            "row_id": "d" * 32, "conversation_id": EVIL, "source": EVIL, "domain": EVIL, "split": "train", "why": ["longest", EVIL], "length": 1003,
+            "supervised": 2, "spans": 1, "first_spans": [[1001, 1003]],
+            "parts": [
+                {"start": 0, "supervised": False, "tokens": [[5, EVIL, False]]}, {"start": 1, "left_out": 1000, "supervised": 0},
+                {"start": 1001, "supervised": True, "tokens": [[6, " <b>\n", False], [2, "<|end|>", True]]},
+            ],
+        }],
+    },
     "train/train.json": {
         "fingerprint": "ca11", "steps": 20, "epochs": 2.0, "params": 9876, "resumed_from": 10, "seconds": 60.0, "tokens": 7200,
         "tokens_per_second": 120.0, "world_size": 1, "best": {"step": 20, "eval_loss": 3.2}, "simulated_acceptance_length": 1.83,
@@ -170,12 +183,24 @@ def test_the_headline_names_every_figure_and_what_it_is(draw: Draw) -> None:
 def test_sections_show_what_the_stages_found(draw: Draw) -> None:
     text = draw(REPORTS).text
     for expected in (
-        "Supervised share 25.0% 1,000 of 4,000 tokens", "too_short 3 7.5%", "Speed 300 tokens/s of one engine", "Coverage 93.0%",
-        "Resumed from step 10", "Lowest validation loss 3.2 at step 20", "Answers equal yes", "NVIDIA H200 (150 GB)", "vllm 0.32.0",
+        "Supervised share 25.0% 1,000 of 4,000 tokens", "too_short fewer tokens than tokenize.min_supervised_tokens are supervised chats.jsonl, line 7 3 7.5%", "Speed 300 tokens/s of one engine", "Coverage 93.0%",
+        "Resumed from step 10", "Validation loss of that draft 3.2 at step 20", "Answers equal yes", "NVIDIA H200 (150 GB)", "vllm 0.32.0",
         "Target fingerprint " + "f00d" * 16, "Store fingerprint 0d22", "Weights 19.0 MB", "tensor names ok 14 tensors", "layers ok [2, 15, 27] of 30",
         "Preflight: ok Check Status Found", "Dry run: skipped Check Status Found dry run skip no GPU is used here",
     ):  # fmt: skip
         assert expected in text, expected
+
+
+def test_rows_are_shown_token_by_token_with_what_cannot_be_seen(draw: Draw) -> None:
+    page = draw(REPORTS)
+    assert "1,000 tokens left out, none of them supervised" in page.text
+    assert "2 tokens, 1001 to 1002: “·<b>↵” (6) to “<|end|>” (2)" in page.text
+    body = page.source.split('class="tokens"')[1].split("</div>")[0]
+    assert body.count("<mark") == 1
+    inside = body.split("<mark")[1].split("</mark>")[0]
+    assert re.findall(r'title="place (\d+), id (\d+)"', inside) == [("1001", "6"), ("1002", "2")]
+    assert '<i class="space"> </i>&lt;b&gt;<i class="line">\n</i>' in inside
+    assert 'class="special" title="place 1002' in inside
 
 
 def test_a_page_loads_nothing_and_every_link_leads_somewhere(draw: Draw) -> None:
@@ -190,7 +215,7 @@ def test_a_page_loads_nothing_and_every_link_leads_somewhere(draw: Draw) -> None
     own = "".join(script for script in page.scripts if "plotly.js" not in script)
     assert not re.search(r"https?:|url\(|@import|fetch\(", own)
     assert set(page.charts) == {
-        "domains", "lengths", "coverage", "loss", "simulated", "accuracy", "speed", "acceptance", "positions", "throughput",
+        "domains", "lengths", "shares", "answers", "mix-domains", "mix-languages", "coverage", "loss", "simulated", "accuracy", "speed", "acceptance", "positions", "throughput",
     }  # fmt: skip
     assert {f"chart-{name}" for name in page.charts} <= set(ids)
 

@@ -57,14 +57,20 @@ def test_folder_is_read_in_the_order_of_names(tmp_path: Path) -> None:
     assert [row["prompt"] for row in read(tmp_path)] == ["a", "b", "c"]
 
 
-def test_a_broken_line_is_named(tmp_path: Path) -> None:
+def test_a_broken_line_is_a_row_with_a_fault_and_reading_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    path.write_text(lines(ROWS[:1]) + '{"prompt": "b"\n')
-    with pytest.raises(DraftsmithError, match=r"a\.jsonl, line 2: not valid JSON \(.* at column \d+\).*mend or delete"):
-        read(path)
-    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xff"}\n')
-    with pytest.raises(DraftsmithError, match=r"a\.jsonl, line 2: not valid UTF-8 at byte 13"):
-        read(path)
+    path.write_bytes(b'{"prompt": "a"}\n{"prompt": "b"\n{"prompt": "\xff"}\n' + b"[" * 100_000 + b'\n{"prompt": "e"}\n')
+    found = list(read_source(Source(path=str(path)), 0))
+    assert [row.value for row in found] == [{"prompt": "a"}, None, None, None, {"prompt": "e"}]
+    assert [row.place for row in found] == [f"line {number}" for number in range(1, 6)]
+    assert found[1].fault == "not valid JSON (Expecting ',' delimiter at column 15)"
+    assert found[2].fault == "not valid UTF-8 at byte 13 of the line"
+    assert found[3].fault.startswith(("nested too deeply", "not valid JSON"))
+    assert not found[0].fault
+    assert not found[4].fault
+
+
+def test_a_file_that_cannot_be_read_on_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('[{"prompt": "a"},\n{"prompt"}]')
     with pytest.raises(DraftsmithError, match=r"a\.json, line 2: not valid JSON"):
         read(tmp_path / "a.json")
@@ -84,36 +90,6 @@ def test_missing_files_name_the_key(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("")
     with pytest.raises(DraftsmithError, match="of no known kind"):
         read(tmp_path / "a.csv")
-
-
-def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    asked = []
-
-    def load_dataset(*args: Any, **options: Any) -> Any:
-        asked.append((args, options))
-        return ROWS if options["split"] else {"train": ROWS, "test": []}
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert read("hub:org/name:config:test", revision="abc") == ROWS
-    assert read("hub:org/name") == ROWS
-    assert asked == [
-        (("org/name", "config"), {"split": "test", "revision": "abc"}),
-        (("org/name", None), {"split": None, "revision": None}),
-    ]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: {"a": [], "b": []})
-    with pytest.raises(DraftsmithError, match="has the splits a, b; name one"):
-        read("hub:org/name")
-
-    def fail(*args: Any, **options: Any) -> None:
-        raise ConnectionError("no\nroute")
-
-    monkeypatch.setattr(datasets, "load_dataset", fail)
-    with pytest.raises(
-        DraftsmithError, match=r"hub:org/name: the data set could not be loaded .*ConnectionError: no route"
-    ):
-        read("hub:org/name")
 
 
 @pytest.mark.parametrize(

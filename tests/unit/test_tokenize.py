@@ -3,92 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
 import chats
-from draftsmith import make_rows, tokenize
-from draftsmith.config import parse
+from draftsmith import make_rows, row_pool, spool, tokenize
 from draftsmith.errors import DraftsmithError
+from tokenize_bench import Bench, conversation, many
 
 WORDS = ["The answer is", "what is it", "hello hello", "system model user", "it is the answer"]
-
-
-class Bench:
-    """A folder with a tokenizer, and the stage run in it."""
-
-    def __init__(self, folder: Path, template: str = chats.CHATML, special: str = "chatml", **target: Any) -> None:
-        self.folder = folder
-        self.tokenizer = chats.fast(template, special)
-        self.tokenizer.save_pretrained(folder / "model")
-        described = {
-            "path": str(folder / "model"),
-            "trust_remote_code": False,
-            "vocab_size": 320,
-            "fingerprint": "mine",
-            "max_positions": 4096,
-        }
-        (folder / "target.json").write_text(json.dumps(described | target))
-        self.data = folder / "data.jsonl"
-
-    def run(
-        self, rows: list[dict[str, Any]], regenerated: bool = False, dropped: float = 1.0, **settings: Any
-    ) -> dict[str, Any]:
-        self.data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        values = {
-            "data": {"sources": [{"path": str(self.data)}], "max_dropped_fraction": dropped},
-            "tokenize": {
-                "min_supervised_tokens": 1,
-                "evaluation_per_domain": 0,
-                "validation_fraction": 0.0,
-                "max_length": 512,
-                **settings,
-            },
-        }
-        tokenize.run(
-            parse(values, "test"),
-            target=self.folder / "target.json",
-            conversations=self.data if regenerated else None,
-            rows=self.folder / "out" / "rows.parquet",
-            prompts=self.folder / "out" / "prompts.jsonl",
-            report=self.folder / "out" / "tokenize.json",
-        )
-        return dict(json.loads((self.folder / "out" / "tokenize.json").read_text()))
-
-    @property
-    def rows(self) -> pd.DataFrame:
-        return pd.read_parquet(self.folder / "out" / "rows.parquet")
-
-    @property
-    def prompts(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "out" / "prompts.jsonl").read_text().splitlines()]
-
-    def supervised(self, row: Any) -> list[str]:
-        return [
-            self.tokenizer.decode(row.input_ids[start:end])
-            for start, end in zip(row.span_starts, row.span_ends, strict=True)
-        ]
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path)
-
-
-def conversation(*texts: str, **more: Any) -> dict[str, Any]:
-    return {
-        "messages": [{"role": "assistant" if n % 2 else "user", "content": text} for n, text in enumerate(texts)],
-        **more,
-    }
-
-
-def many(count: int, **more: Any) -> list[dict[str, Any]]:
-    return [conversation(f"what is {n}", f"The answer is {n}", id=f"c{n}", **more) for n in range(count)]
 
 
 def test_rows_and_report(bench: Bench) -> None:
@@ -100,7 +31,7 @@ def test_rows_and_report(bench: Bench) -> None:
     )
     rows = bench.rows
     assert list(rows.columns) == [
-        "row_id", "conversation_id", "source", "domain", "split", "input_ids", "span_starts", "span_ends", "length", "supervised",
+        "row_id", "conversation_id", "source", "domain", "split", "input_ids", "span_starts", "span_ends", "length", "supervised", "repeats",
     ]  # fmt: skip
     assert list(rows.conversation_id) == ["a", "b"]
     assert list(rows.domain) == ["chat", "data"]
@@ -209,9 +140,10 @@ def test_duplicates_and_reasons(bench: Bench) -> None:
 
 
 def test_every_reason_is_explained() -> None:
-    from draftsmith import conversations, masking
+    from draftsmith import conversations, evaluation_prompts, lengths, masking, tokenised
 
-    known = [set(module.REASONS) for module in (conversations, masking, make_rows, tokenize)]
+    modules = (conversations, tokenised, masking, lengths, make_rows, evaluation_prompts, tokenize)
+    known = [set(module.REASONS) for module in modules]
     assert len(set().union(*known)) == sum(map(len, known))
 
 
@@ -337,10 +269,10 @@ def test_several_processes_make_the_same(bench: Bench, monkeypatch: pytest.Monke
     rows = many(150)
     bench.run(rows)
     alone = bench.rows
-    monkeypatch.setattr(tokenize, "_POOL_FROM", 100)
-    monkeypatch.setattr(make_rows.hardware, "cores", lambda: [0, 1])
+    monkeypatch.setattr(row_pool, "_POOL_FROM", 100)
+    monkeypatch.setattr(row_pool.hardware, "cores", lambda: [0, 1])
     # Spawned ones would import transformers for ten seconds.
-    monkeypatch.setattr(make_rows, "_START", "fork")
+    monkeypatch.setattr(row_pool, "_START", "fork")
     bench.run(rows)
     pd.testing.assert_frame_equal(bench.rows, alone)
 
@@ -348,7 +280,7 @@ def test_several_processes_make_the_same(bench: Bench, monkeypatch: pytest.Monke
 def test_row_groups_are_small(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     import pyarrow.parquet as pq
 
-    monkeypatch.setattr(tokenize, "_GROUP_ROWS", 10)
+    monkeypatch.setattr(spool, "GROUP_ROWS", 10)
     bench.run(many(35))
     assert pq.ParquetFile(bench.folder / "out" / "rows.parquet").num_row_groups == 4
     assert len(bench.rows) == 35

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftsmith.as_served import Shape
+from draftsmith.as_served import tools as served_tools
 from draftsmith.conversations import Message, Unusable
 from draftsmith.errors import DraftsmithError
 from draftsmith.log import log
+from draftsmith.steady_template import SteadyTemplate
+
+# Conversations of which each rendering is also made apart, in case that the installed libraries do it in another way.
+_COMPARED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids of a text; for a fast tokenizer also where each token starts and ends in it, in characters."""
+    """Token ids of a text; with a fast tokenizer ``place`` tells where a token (by number) starts and ends in it, in characters."""
 
     ids: list[int]
-    starts: list[int] | None
-    ends: list[int] | None
+    place: Callable[[int], tuple[int, int]] | None
 
 
 class Chat:
@@ -41,7 +46,12 @@ class Chat:
             )
         self.template = template if isinstance(template, str) else json.dumps(template, sort_keys=True)
         self._args = template_args
+        named = template if isinstance(template, dict) else {"default": template}
+        self._shape = Shape.of(str(named.get("default", "")))
         self._arguments_as_text = False
+        self._steady = SteadyTemplate.of(template) if isinstance(template, str) else None
+        self._header: str | None = None
+        self._compared = 0
         self._added = dict(tokenizer.added_tokens_decoder)
         eos = tokenizer.eos_token_id
         self.end_ids = frozenset([*end_ids, *([] if eos is None else [eos])])
@@ -75,28 +85,78 @@ class Chat:
 
         Raises :class:`Unusable` when the template refuses the messages or fails on them.
         """
+        return self._render_by(None, messages, tools, prompt)
+
+    def renderings(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, answers: Sequence[int], *, prompts: bool
+    ) -> tuple[list[str], list[str]]:
+        """The texts of the prompts of the messages at ``answers`` (none without ``prompts``), and up to and with each.
+
+        By one rendering where the template is known to only append, and by one each where it is not. Raises as
+        :meth:`render` does.
+        """
+        found = self._by_pieces(messages[: answers[-1] + 1], tools, answers, prompts)
+        if found is not None and self._compared >= _COMPARED:
+            return found
+        closed = [self.render(messages[: index + 1], tools, prompt=False) for index in answers]
+        asked = [self.render(messages[:index], tools, prompt=True) for index in answers] if prompts else []
+        if found is not None:
+            self._compared += 1
+            if found != (asked, closed):
+                log("one rendering of a conversation does not tell the earlier ones; each is rendered apart")
+                self._steady = None
+        return asked, closed
+
+    def _by_pieces(
+        self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, answers: Sequence[int], prompts: bool
+    ) -> tuple[list[str], list[str]] | None:
+        steady = self._steady
+        # A server may move developers' messages.
+        if steady is None or any(message["role"] == "developer" for message in messages):
+            return None
         try:
-            return self._render(messages, tools, prompt)
+            rendered = self._render_by(steady.marked, messages, tools, False)
+        except Unusable:
+            return None
+        pieces = steady.pieces(rendered, len(messages), answers[0])
+        if pieces is None:
+            return None
+        starts = ["".join(pieces[:index]) for index in answers]
+        header = self._header
+        if prompts and header is None:
+            header = self.render(messages[: answers[0]], tools, prompt=True).removeprefix(starts[0])
+            self._header = header if steady.fixed_prompt else None
+        closed = [f"{start}{pieces[index]}{steady.closing}" for start, index in zip(starts, answers, strict=True)]
+        return [f"{start}{header}" for start in starts] if prompts else [], closed
+
+    def _render_by(
+        self, template: str | None, messages: Sequence[Message], tools: list[dict[str, Any]] | None, prompt: bool
+    ) -> str:
+        try:
+            return self._render(template, messages, tools, prompt)
         except TypeError as error:
             # Templates either join a call's arguments to text (older ones) or turn them into JSON (the convention now).
             if self._arguments_as_text or not any("tool_calls" in message for message in messages):
                 raise _failed(error) from error
         self._arguments_as_text = True
         try:
-            return self._render(messages, tools, prompt)
+            return self._render(template, messages, tools, prompt)
         except (Unusable, TypeError) as error:
             self._arguments_as_text = False
             raise _failed(error) from error
 
-    def _render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, prompt: bool) -> str:
+    def _render(
+        self, template: str | None, messages: Sequence[Message], tools: list[dict[str, Any]] | None, prompt: bool
+    ) -> str:
         from jinja2 import TemplateError
 
         try:
             return str(
                 self.tokenizer.apply_chat_template(
                     self.template_messages(messages),
-                    tools=tools,
+                    tools=served_tools(tools),
                     tokenize=False,
+                    chat_template=template,
                     add_generation_prompt=prompt,
                     **self._args,
                 )
@@ -107,29 +167,14 @@ class Chat:
             raise _failed(error) from error
 
     def template_messages(self, messages: Sequence[Message]) -> list[Message]:
-        """Messages with the keys that templates read, reasoning under each of its three usual names."""
-        shown = []
-        for message in messages:
-            given = {key: value for key, value in message.items() if key != "truncated"}
-            if reasoning := given.get("reasoning_content"):
-                given |= {"reasoning": reasoning, "thinking": reasoning}
-            if self._arguments_as_text and "tool_calls" in given:
-                given["tool_calls"] = [
-                    call
-                    | {
-                        "function": call["function"]
-                        | {"arguments": json.dumps(call["function"]["arguments"], ensure_ascii=False)}
-                    }
-                    for call in given["tool_calls"]
-                ]
-            shown.append(given)
-        return shown
+        """The messages in the shape in which a server hands them to the template."""
+        return self._shape.messages(messages, arguments_as_text=self._arguments_as_text)
 
     def tagged(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> tuple[list[int], list[int]]:
         """Token ids of ``messages`` and for each 1 where the template's ``{% generation %}`` block wrote it, else 0."""
         encoded = self.tokenizer.apply_chat_template(
             self.template_messages(messages),
-            tools=tools,
+            tools=served_tools(tools),
             tokenize=True,
             return_dict=True,
             return_assistant_tokens_mask=True,
@@ -140,12 +185,10 @@ class Chat:
     def encode(self, text: str) -> Encoded:
         """Token ids of a rendered text, to which nothing is added: the template wrote the special tokens."""
         if not self.fast:
-            return Encoded(list(self.tokenizer(text, add_special_tokens=False)["input_ids"]), None, None)
-        encoded = self.tokenizer(
-            text, add_special_tokens=False, return_attention_mask=False, return_offsets_mapping=True
-        )
-        offsets = encoded["offset_mapping"]
-        return Encoded(list(encoded["input_ids"]), [start for start, _ in offsets], [end for _, end in offsets])
+            return Encoded(list(self.tokenizer(text, add_special_tokens=False)["input_ids"]), None)
+        encoded = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)
+        # Only few places are asked for, so a list of all would cost more than it is worth.
+        return Encoded(encoded["input_ids"], encoded.encodings[0].token_to_chars)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""

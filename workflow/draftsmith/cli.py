@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from draftsmith import __version__, config
+from draftsmith import __version__, config, progress_file
 from draftsmith.errors import DraftsmithError
 from draftsmith.store import commands as store_commands
 
@@ -43,20 +43,12 @@ def _config(settings: str, whole: str = "") -> config.Config:
         given = config.settings(whole)
         for section in _HOW:
             setattr(parsed, section, getattr(given, section))
+        how = {key: getattr(given.regenerate, key) for key in config.Regenerate.HOW}
+        parsed.regenerate = parsed.regenerate.model_copy(update=how)
     if parsed.engine.device == "cpu":
         # Everything that asks for the hardware, torch and vLLM among them, is to find none.
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return parsed
-
-
-def _use_only(granted: int | None) -> None:
-    """Hide GPUs beyond those granted: a scheduler on one machine counts them but does not number them."""
-    from draftsmith import hardware
-
-    visible = [gpu.index for gpu in hardware.gpus()]
-    if granted is not None and granted < len(visible):
-        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[:granted])
-        hardware.gpus.cache_clear()
 
 
 @app.callback(invoke_without_command=True)
@@ -85,16 +77,16 @@ def regenerate(
     gpus: Gpus = None,
 ) -> None:
     """Let the target write the answers of the conversations anew."""
-    from draftsmith import clean_gpus as cleaning
-    from draftsmith import engine as vllm_engine
+    from draftsmith import gpu_job
     from draftsmith import regenerate as stage
     from draftsmith.files import read_json
     from draftsmith.preflight.checks import before_regeneration
 
     parsed = _config(settings, whole)
-    vllm_engine.check_granted(parsed, gpus)
+    served = bool(parsed.regenerate.endpoints)
+    if not served:
+        gpu_job.begin(parsed, gpus)
     before_regeneration(config.settings(whole or settings), read_json(target))
-    cleaning.check(parsed)
     stage.run(parsed, target=target, workdir=workdir, conversations=conversations, report=report)
 
 
@@ -108,11 +100,24 @@ def tokenize(
     conversations: Annotated[
         Path | None, typer.Option(help="Regenerated conversations, instead of the config's.")
     ] = None,
+    workdir: Annotated[
+        Path | None, typer.Option(help="Folder for what conversations were made into; unset: nothing is kept.")
+    ] = None,
 ) -> None:
     """Turn conversations into token rows with supervised spans."""
     from draftsmith import tokenize as stage
+    from draftsmith import tokenizers_alone
 
-    stage.run(_config(settings), target=target, conversations=conversations, rows=rows, prompts=prompts, report=report)
+    tokenizers_alone.load()
+    stage.run(
+        _config(settings),
+        target=target,
+        conversations=conversations,
+        rows=rows,
+        prompts=prompts,
+        report=report,
+        workdir=workdir,
+    )
 
 
 @app.command()
@@ -126,11 +131,12 @@ def preflight(
     gpus: Gpus = None,
 ) -> None:
     """Check in seconds, without weights, what would fail after minutes."""
+    from draftsmith import gpu_job
     from draftsmith import preflight as stage
 
-    stage.run(
-        _config(settings, whole), target=target, rows=rows, tokenize_report=tokenize_report, gpus=gpus, report=report
-    )
+    parsed = _config(settings, whole)
+    gpu_job.number(parsed, gpus, parsed.engine.tp)
+    stage.run(parsed, target=target, rows=rows, tokenize_report=tokenize_report, gpus=gpus, report=report)
 
 
 @app.command()
@@ -145,11 +151,14 @@ def dry_run(
 
 
 @app.command()
-def clean_gpus(report: Output, whole: Whole = "") -> None:
+def clean_gpus(report: Output, whole: Whole = "", gpus: Gpus = None) -> None:
     """Look for processes on the granted GPUs, and end orphans of this workflow if the config says so."""
     from draftsmith import clean_gpus as stage
+    from draftsmith import gpu_job
 
-    stage.run(_config("{}", whole), report=report)
+    parsed = _config(whole or "{}", whole)
+    gpu_job.number(parsed, gpus, parsed.engine.tp)
+    stage.run(parsed, report=report)
 
 
 @app.command()
@@ -163,11 +172,11 @@ def extract_shard(
     gpus: Gpus = None,
 ) -> None:
     """Extract the hidden states of one shard into the store."""
-    from draftsmith import clean_gpus as cleaning
     from draftsmith import extract_shard as stage
+    from draftsmith import gpu_job
 
     parsed = _config(settings, whole)
-    cleaning.check(parsed)
+    gpu_job.begin(parsed, gpus)
     stage.run(parsed, target=target, rows=rows, scatteritem=scatteritem, gpus=gpus, manifest=manifest)
 
 
@@ -197,6 +206,36 @@ def map_vocabulary(
 
 
 @app.command()
+def look(
+    target: Input,
+    rows: Input,
+    page: Annotated[Path, typer.Option("--page", "--out", help="The page to draw.", dir_okay=False)],
+    settings: Settings = "{}",
+    tokenize_report: Annotated[Path | None, typer.Option(help="tokenize.json, for reasons and counts.")] = None,
+    vocabulary_report: Annotated[Path | None, typer.Option(help="vocabulary.json, for the coverage by size.")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="The evaluation's prompts, for the mix.")] = None,
+    report: Annotated[Path | None, typer.Option(help="Where to write the figures as JSON.", dir_okay=False)] = None,
+    seed: Annotated[int, typer.Option(help="Another seed shows other rows.")] = 0,
+) -> None:
+    """Draw rows with their masks, domains and languages on a page, to be looked at before anything is extracted."""
+    from draftsmith import look as stage
+
+    parsed = _config(settings)
+    # By hand, with no run that has a name, the page bears the file's.
+    stage.run(
+        parsed if "name" in parsed.model_fields_set else parsed.model_copy(update={"name": str(rows)}),
+        target=target,
+        rows=rows,
+        tokenize_report=tokenize_report,
+        vocabulary_report=vocabulary_report,
+        prompts=prompts,
+        report=report,
+        page=page,
+        seed=seed,
+    )
+
+
+@app.command()
 def train_draft(
     settings: Settings,
     target: Input,
@@ -210,12 +249,11 @@ def train_draft(
     gpus: Gpus = None,
 ) -> None:
     """Train the draft."""
-    from draftsmith import clean_gpus as cleaning
+    from draftsmith import gpu_job
     from draftsmith import train_draft as stage
 
     parsed = _config(settings, whole)
-    _use_only(gpus)
-    cleaning.check(parsed)
+    gpu_job.begin_training(parsed, gpus)
     stage.run(
         parsed,
         target=target,
@@ -265,13 +303,11 @@ def evaluate_draft(
     gpus: Gpus = None,
 ) -> None:
     """Serve the draft beside its target and measure the acceptance length."""
-    from draftsmith import clean_gpus as cleaning
-    from draftsmith import engine as vllm_engine
     from draftsmith import evaluate_draft as stage
+    from draftsmith import gpu_job
 
     parsed = _config(settings, whole)
-    vllm_engine.check_granted(parsed, gpus)
-    cleaning.check(parsed)
+    gpu_job.begin(parsed, gpus)
     stage.run(
         parsed, target=target, draft=draft, vocabulary=vocabulary, prompts=prompts, workdir=workdir, report=report
     )
@@ -294,6 +330,74 @@ def report(
     )
 
 
+@app.command()
+def estimate(
+    config_file: Annotated[Path, typer.Option("--config", help="The config file of the run.", dir_okay=False)],
+    results: Annotated[
+        Path | None, typer.Option(help="results/NAME with rows and rates of the run, if any; left out: the config's.")
+    ] = None,
+    measured: Annotated[
+        Path | None, typer.Option(help="results/NAME of an earlier run, whose speed is taken.", exists=True)
+    ] = None,
+    rate: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="tokens/s of a stage, as extract=42000 (tokenize, regenerate, train, evaluate); load=SECONDS."
+        ),
+    ] = None,
+    rates: Annotated[Path | None, typer.Option(help="The same in a YAML file.", exists=True, dir_okay=False)] = None,
+    target: Annotated[
+        Path | None, typer.Option(help="A folder with the target's config.json, where the config's is not here.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="Rows, where they are not to be estimated.")] = None,
+    row_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of each of these rows.")] = None,
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu: where it will run.")] = "auto",
+    gpu_gib: Annotated[float | None, typer.Option(help="Memory of a GPU in GiB, where none is here.")] = None,
+    shards: Annotated[
+        int | None, typer.Option(min=1, help="Shards of the extraction; left out: the profile's.")
+    ] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="local or slurm; left out: slurm where a cluster answers.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Tell in seconds, without weights, what a run will need: bytes, files, memory, hours, each with its formula."""
+    from draftsmith import estimate as view
+    from draftsmith.estimate import slurm
+
+    asked = view.Asked(
+        config=config_file,
+        results=results,
+        measured=measured,
+        target=target,
+        rates=rate or (),
+        rates_file=rates,
+        rows=rows,
+        row_tokens=row_tokens,
+        device=device,
+        gpu_gib=gpu_gib,
+        shards=shards,
+        profile=profile or ("slurm" if slurm.here() else "local"),
+    )
+    view.run(asked, as_json=as_json)
+
+
+@app.command()
+def status(
+    results: Annotated[
+        Path | None,
+        typer.Option(help="results/NAME; left out: the run here that was written to last.", file_okay=False),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it anew until the run is over; Ctrl-C leaves.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks of --watch.")] = 3.0,
+) -> None:
+    """Tell how far a run is, from any terminal: it only reads the run's files."""
+    from draftsmith import status as view
+
+    view.run(results, watch=watch, as_json=as_json, every=every)
+
+
 def main() -> None:
     """Run a stage; a :class:`DraftsmithError` is told in its own words, anything else with its whole traceback."""
     # Before torch is imported: a thread that waits for the others must not spin on a core that another program needs. One
@@ -301,7 +405,8 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     call: Callable[..., object] = app
     try:
-        call()
+        with progress_file.watched(sys.argv[1:]):
+            call()
     except DraftsmithError as error:
         from draftsmith.log import log
 

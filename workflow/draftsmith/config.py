@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -84,11 +85,13 @@ class Source(Section):
     path: str
     """JSONL, JSON or Parquet file, a folder of them, or a hub data set as `hub:ID[:CONFIG[:SPLIT]]`."""
     revision: str | None = None
-    """Commit of a hub data set."""
+    """Commit (or branch, or tag) of a hub data set; unset: the newest commit, which is looked up once and recorded."""
     domain: str | None = None
     """Domain of rows that name none of their own."""
     limit: Positive | None = None
     """Take only the first rows."""
+    weight: Annotated[float, Field(gt=0, le=100)] = 1.0
+    """How often a pass of training takes each conversation: 0.25 keeps a quarter of them, 2.5 takes each twice and half of them thrice."""
 
 
 class Data(Section):
@@ -96,6 +99,8 @@ class Data(Section):
 
     sources: Annotated[list[Source], Field(min_length=1)] = [Source(path="config/demo/conversations.jsonl")]
     """Read in order and joined."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Seed of the choice that weights with a fraction make."""
     max_dropped_fraction: Fraction = 0.2
     """Fail when more than this share of the conversations cannot be used."""
 
@@ -103,29 +108,85 @@ class Data(Section):
 class Regenerate(Section):
     """Let the target itself write the answers, which the draft learns better than anybody else's."""
 
+    HOW: ClassVar[frozenset[str]] = frozenset(
+        {"endpoint", "api_key_env", "concurrency", "request_timeout", "max_tries"}
+    )
+    """Keys that change no answer: where the target is served and how patiently it is asked."""
+
     enabled: bool = False
     """Replace every assistant turn by the target's own answer."""
+    endpoint: str | list[str] | None = None
+    """Base URL of an OpenAI-compatible server of the target, as `http://127.0.0.1:8000/v1`, or a list of several; unset: vLLM runs in the job itself."""
+    model: str | None = None
+    """Name under which the server has the target; unset: the first that it lists."""
+    api: Literal["auto", "completions", "chat"] = "auto"
+    """`completions` sends the prompt's token ids and gets the answer's, `chat` sends messages; auto: the former where the server can."""
+    api_key_env: str | None = None
+    """Environment variable that holds the server's API key; unset: none is sent."""
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = 64
+    """Requests in flight at each server."""
+    request_timeout: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that one request may take."""
+    max_tries: Positive = 6
+    """How often a request is sent that meets 429, 5xx, a timeout or no connection, after pauses of 0.5 s that double up to 8 s."""
     max_tokens: Positive = 128
     """Longest answer, in tokens."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature; 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling: share of probability mass kept."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample among this many likeliest tokens; 0: among all."""
+    min_p: Fraction = 0.0
+    """Leave out tokens that are less likely than this share of the likeliest."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
     """vLLM's repetition penalty; 1 is none. Whatever is not 1 makes the answers differ from what is served without it."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Seed of the sampling."""
-    keep_truncated: bool = True
-    """Keep an answer that was cut at max_tokens (its last turn then has no end-of-turn token)."""
+    """Seed of the sampling, from which each answer gets its own."""
+    unfinished: Literal["keep", "drop", "drop_conversation"] = "keep"
+    """An answer that was cut at max_tokens: keep it without an end of turn and ask on, end the conversation before it, or drop the whole conversation."""
+
+    @property
+    def endpoints(self) -> list[str]:
+        """The servers' addresses without a slash at the end; empty where the engine runs in the job."""
+        given = [self.endpoint] if isinstance(self.endpoint, str) else self.endpoint or []
+        return [address.rstrip("/") for address in given]
+
+    @field_validator("endpoint")
+    @classmethod
+    def _addresses(cls, endpoint: str | list[str] | None) -> str | list[str] | None:
+        given = [endpoint] if isinstance(endpoint, str) else endpoint
+        if given is None:
+            return None
+        if not given:
+            raise ValueError("an empty list; leave the key out to let vLLM run in the job")
+        for address in given:
+            parts = urlsplit(address)
+            if "@" in parts.netloc:
+                # Not shown: what stands before the @ may be a secret.
+                raise ValueError("an address must hold no user or key; name an environment variable in api_key_env")
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+                raise ValueError(f"{address!r} is no address such as http://127.0.0.1:8000/v1")
+        if len({address.rstrip("/") for address in given}) != len(given):
+            raise ValueError("an address is named twice")
+        return endpoint
 
 
 class Tokenize(Section):
     """Conversations to token rows with supervised spans."""
 
     max_length: Annotated[int, Field(ge=8)] = 2048
-    """Longest row, in tokens; longer ones are cut after this many."""
+    """Longest row, in tokens; `truncate` says what becomes of longer ones."""
+    truncate: Literal["cut", "turn", "drop"] = "cut"
+    """What becomes of a longer row: cut after max_length tokens; cut after the last answer that fits as a whole; or dropped."""
+    min_tokens: Positive = 1
+    """Drop rows with fewer tokens."""
     min_supervised_tokens: Positive = 4
     """Drop rows with fewer supervised tokens."""
+    max_turns: Positive | None = None
+    """Drop conversations with more answers."""
+    near_duplicates: Annotated[float, Field(ge=0.5, le=1)] | None = None
+    """Of conversations that share at least this much of their runs of five words (Jaccard similarity), keep one; unset: off."""
     validation_fraction: Fraction = 0.05
     """Share of the conversations kept for the validation loss."""
     evaluation_per_domain: Annotated[int, Field(ge=0)] = 6
@@ -152,6 +213,8 @@ class Clean(Section):
     """End this workflow's own processes whose parent is gone; without it they are only named."""
     max_used_mib: Annotated[int, Field(ge=0)] = 1024
     """Memory in MiB that a GPU may still have in use to count as free."""
+    wait_minutes: Annotated[float, Field(ge=0)] = 60.0
+    """How long a job waits for GPUs that other jobs of yours on this machine have taken, before it fails."""
 
 
 class Extract(Section):
@@ -208,9 +271,9 @@ class Train(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] = 0.5
     """Gradients are clipped to this norm."""
     pack_tokens: Positive = 8192
-    """Rows are packed into sequences of at most this many tokens; one sequence is one step of one process."""
-    gradient_accumulation: Positive = 1
-    """Sequences a process sums up before an optimiser step."""
+    """Rows are packed into sequences of at most this many tokens, without padding."""
+    packs_per_step: Positive | None = None
+    """Packs of one optimiser step, shared out over the GPUs, whose number then changes nothing; unset: one for each GPU that the training begins with."""
     intermediate_size: Positive | None = None
     """Width of the draft's MLP; unset: the target's dense one."""
     norm_before_residual: bool = True
@@ -221,6 +284,10 @@ class Train(Section):
     """Feed the normed output back into the next draft step (EAGLE-3.1's `norm_output`)."""
     train_head: bool = True
     """Train the draft's lm_head, which starts from the target's rows; otherwise it stays frozen."""
+    on_bad_loss: Literal["stop", "skip"] = "stop"
+    """A step whose loss or gradient is not finite: end the training, or leave the step out and count it; both name its rows."""
+    early_stopping_patience: Positive | None = None
+    """End after this many validations in a row without a longer simulated acceptance; unset: never. The best draft is exported either way."""
     save_steps: Positive = 200
     """Optimiser steps between checkpoints."""
     save_total_limit: Annotated[int, Field(ge=1)] = 2
@@ -231,6 +298,12 @@ class Train(Section):
     """Optimiser steps between lines of the log."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of the draft's matrix products; auto: bfloat16 on a GPU, float32 on a CPU. Weights and loss are float32."""
+    attention: Literal["auto", "flex", "rows"] = "auto"
+    """`flex` is torch's fused kernel with block masks, `rows` goes row by row; auto: flex on a GPU, rows on a CPU."""
+    compile: bool = True
+    """Let torch.compile fuse the draft's layer and its loss; on a GPU only."""
+    fsdp: bool = False
+    """Spread weights and optimiser states over the GPUs (FSDP), for drafts too wide for one; otherwise each GPU has them all (DDP)."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of initialisation and data order."""
 

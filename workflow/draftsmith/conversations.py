@@ -1,32 +1,36 @@
 """Conversations of any shape in one shape: OpenAI messages, with a reason code for each row that cannot be used.
 
 Taken are OpenAI's ``messages`` (null or list content, tool calls, tool replies, reasoning), ShareGPT's
-``conversations`` (``from``/``value``) and prompts alone (``prompt``, a text or messages). A role that is not known drops
-its conversation: turned into an assistant, as some do, it would be learnt as if the target had said it.
+``conversations`` (``from``/``value``) and prompts alone (``prompt``, a text or messages); rows that are tokens already
+are :mod:`draftsmith.tokenised`'s. A role that is not known drops its conversation: turned into an assistant, as some do,
+it would be learnt as if the target had said it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from draftsmith.config import Source
-from draftsmith.errors import DraftsmithError
-from draftsmith.log import log
-from draftsmith.sources import RawRow, default_domain, read_source
+from draftsmith import tokenised
+from draftsmith.dropped import DropCount as DropCount
+from draftsmith.dropped import Dropped as Dropped
+from draftsmith.dropped import Unusable as Unusable
+from draftsmith.sources import RawRow
+from draftsmith.tokenised import Tokenised
 
 Message = dict[str, Any]
 
 _MESSAGE_KEYS = ("messages", "conversations", "conversation")
 _ID_KEYS = ("id", "conversation_id", "uuid", "prompt_id")
+_OF = "content_key"
 _REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-_KNOWN_KEYS = "messages (role and content), conversations (from and value) or prompt"
+KNOWN_KEYS = "messages (role and content), conversations (from and value), prompt, or input_ids and loss_mask"
+"""What a row may have, for error messages."""
 _ROLES = {
-    "system": "system", "developer": "system",
+    "system": "system", "developer": "developer",
     "user": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "model": "assistant",
     "function_call": "assistant",
@@ -37,8 +41,11 @@ _SPLITS = {
     "evaluation": "evaluation", "eval": "evaluation", "test": "evaluation",
 }  # fmt: skip
 
+_INSTRUCTING = ("system", "developer")
+
 REASONS = {
-    "no_messages": f"the row has no {_KNOWN_KEYS}",
+    "malformed_line": "a line of the file is no JSON, or no UTF-8",
+    "no_messages": f"the row has no {KNOWN_KEYS}",
     "bad_message": "a message is no object with a role and a content",
     "unknown_role": "a role is none of system, user, assistant, tool and their usual other names",
     "non_text_content": "a content part is no text, such as an image",
@@ -50,20 +57,14 @@ REASONS = {
 """Reason codes of :func:`normalise` with what each means."""
 
 
-class Unusable(Exception):
-    """A conversation that is left out: ``reason`` is a code, ``detail`` what was found."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason, self.detail = reason, detail
-
-
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A conversation in OpenAI's shape.
 
     Message keys are role, content (always a string), and where the source had them reasoning_content, tool_calls
-    (arguments parsed), tool_call_id, name, truncated. ``generated`` is what the stage regenerate noted.
+    (arguments parsed), tool_call_id, name, truncated, and parts: the texts of a content of several. ``generated`` is what
+    the stage regenerate noted. ``repeats`` tells how often a pass of training takes it, ``source_index`` its place in
+    ``data.sources``.
     """
 
     conversation_id: str
@@ -73,17 +74,26 @@ class Conversation:
     tools: list[dict[str, Any]] | None = None
     split: str | None = None
     generated: dict[str, Any] | None = None
+    repeats: int = 1
+    source_index: int = field(default=0, compare=False)
+    # Asked for again and again. Not handed on to a copy with other messages.
+    _keys: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def content_key(self) -> str:
         """Identity of the whole conversation: the first 32 hex digits of SHA-256 over its messages and tools."""
-        return _digest([self.messages, self.tools])
+        if "content" not in self._keys:
+            self._keys["content"] = _digest([self.messages, self.tools])
+        return self._keys["content"]
 
     def prompt_key(self) -> str:
         """Identity of everything but the answers.
 
         Conversations that share it stay on one side of a split, and on the same one when the answers are regenerated.
         """
-        return _digest([[message for message in self.messages if message["role"] != "assistant"], self.tools])
+        if "prompt" not in self._keys:
+            asked = [message for message in self.messages if message["role"] != "assistant"]
+            self._keys["prompt"] = _digest([asked, self.tools])
+        return self._keys["prompt"]
 
     def as_row(self) -> dict[str, Any]:
         """The conversation as a JSONL row that :func:`normalise` reads back to an equal one."""
@@ -93,100 +103,25 @@ class Conversation:
             "domain": self.domain,
             "messages": self.messages,
         }
-        optional = {"tools": self.tools, "split": self.split, "generated": self.generated}
+        noted = (self.generated or {}) | ({"repeats": self.repeats} if self.repeats > 1 else {})
+        if self.generated:
+            # What the target is said to have written; an answer that somebody edits later is not that any more.
+            noted[_OF] = self.content_key()
+        optional = {"tools": self.tools, "split": self.split, "generated": noted or None}
         return row | {key: value for key, value in optional.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
-    """A row that is no usable conversation, with where it lies."""
-
-    where: str
-    reason: str
-    detail: str
-
-
-@dataclass
-class DropCount:
-    """How many conversations were left out for which reason, each with its first example."""
-
-    counts: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, str] = field(default_factory=dict)
-
-    def add(self, where: str, reason: str, detail: str = "") -> None:
-        """Count one conversation."""
-        self.counts[reason] += 1
-        self.examples.setdefault(reason, f"{where}: {detail}" if detail else where)
-
-    def check(self, total: int, allowed: float, harmless: Sequence[str] = ()) -> None:
-        """Raise :class:`DraftsmithError` when more than the share ``allowed`` of ``total`` cannot be used.
-
-        Reasons in ``harmless`` do not count, since nothing is wrong with those conversations.
-        """
-        unusable = sum(count for reason, count in self.counts.items() if reason not in harmless)
-        if total and unusable > allowed * total:
-            listed = "; ".join(
-                f"{reason} {count} (first: {self.examples[reason]})"
-                for reason, count in self.counts.most_common()
-                if reason not in harmless
-            )
-            raise DraftsmithError(
-                f"{unusable} of {total} conversations cannot be used, more than data.max_dropped_fraction ({allowed:g}) "
-                f"allows: {listed}; mend the data or raise the limit"
-            )
-
-    def report(self, stage: str) -> None:
-        """Log one line a reason."""
-        for reason, count in self.counts.most_common():
-            log(f"{stage}: left out {count} conversations: {reason} (first: {self.examples[reason]})")
-
-
-def read_conversations(sources: Sequence[Source]) -> Iterator[Conversation | Dropped]:
-    """All conversations of the sources in order.
-
-    Raises :class:`DraftsmithError` at the end of a file in which no row has any messages.
-    """
-    for index, source in enumerate(sources):
-        rows = read_source(source, index)
-        domain = source.domain or default_domain(source)
-        file, seen, empty, first = None, 0, 0, None
-        any_row = False
-        for raw in rows:
-            any_row = True
-            if raw.file != file:
-                _check_not_empty(file, seen, empty, first)
-                file, seen, empty, first = raw.file, 0, 0, raw
-            seen += 1
-            try:
-                yield normalise(raw, source.path, domain)
-            except Unusable as unusable:
-                empty += unusable.reason == "no_messages"
-                yield Dropped(f"{raw.file}, {raw.place}", unusable.reason, unusable.detail)
-        _check_not_empty(file, seen, empty, first)
-        if not any_row:
-            raise DraftsmithError(
-                f"{source.path}: holds no conversations; data.sources[{index}] needs rows with {_KNOWN_KEYS}"
-            )
-
-
-def _check_not_empty(file: str | None, seen: int, empty: int, first: RawRow | None) -> None:
-    if file is not None and first is not None and seen == empty:
-        found = (
-            ", ".join(map(str, first.value)) if isinstance(first.value, Mapping) else f"a {type(first.value).__name__}"
-        )
-        raise DraftsmithError(
-            f"{file}: holds no conversations; its rows need {_KNOWN_KEYS}, and the first has {found or 'no keys'}"
-        )
-
-
-def normalise(raw: RawRow, source: str, domain: str) -> Conversation:
+def normalise(raw: RawRow, source: str, domain: str) -> Conversation | Tokenised:
     """Bring one row into shape.
 
-    Raises :class:`Unusable` with one of :data:`REASONS`.
+    Raises :class:`Unusable` with one of :data:`REASONS` or of tokenised.py's.
     """
+    if raw.fault:
+        raise Unusable("malformed_line", raw.fault)
     row = raw.value if isinstance(raw.value, Mapping) else {"messages": raw.value}
-    messages = [message for given in _given_messages(row) if (message := _message(given)) is not None]
-    if not messages:
+    given = tokenised.parse(row) if tokenised.holds_tokens(row) else None
+    messages = [] if given else [shaped for one in _given_messages(row) if (shaped := _message(one)) is not None]
+    if not given and not messages:
         raise Unusable("no_messages")
     split = row.get("split")
     if split is not None and str(split).lower() not in _SPLITS:
@@ -195,21 +130,28 @@ def normalise(raw: RawRow, source: str, domain: str) -> Conversation:
         (str(row[key]) for key in _ID_KEYS if row.get(key) not in (None, "")),
         f"{source}:{raw.place.rsplit(' ', 1)[-1]}",
     )
-    generated = row.get("generated")
-    conversation = Conversation(
-        conversation_id=name,
-        source=str(row.get("source") or source),
-        domain=str(row.get("domain") or domain),
-        messages=messages,
-        tools=_tools(row.get("tools")),
-        split=None if split is None else _SPLITS[str(split).lower()],
-        generated=generated if isinstance(generated, dict) else None,
-    )
+    source, domain = str(row.get("source") or source), str(row.get("domain") or domain)
+    _check_unicode(name, source, domain)
+    split = None if split is None else _SPLITS[str(split).lower()]
+    if given:
+        return Tokenised(name, source, domain, *given, split)
+    tools, generated = _tools(row.get("tools")), row.get("generated")
+    noted = dict(generated) if isinstance(generated, dict) else {}
+    repeats, of = noted.pop("repeats", 1), noted.pop(_OF, None)
+    _check_unicode(messages, tools)
+    found = Conversation(name, source, domain, messages, tools, split, noted or None, max(_whole(repeats), 1))
+    return found if of in (None, found.content_key()) else replace(found, generated=None)
+
+
+def _whole(given: Any) -> int:
+    return given if isinstance(given, int) else 1
+
+
+def _check_unicode(*texts: Any) -> None:
     try:
-        json.dumps(messages, ensure_ascii=False).encode()
+        json.dumps(texts, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise Unusable("bad_unicode") from None
-    return conversation
 
 
 def _given_messages(row: Mapping[str, Any]) -> list[Any]:
@@ -227,7 +169,7 @@ def _given_messages(row: Mapping[str, Any]) -> list[Any]:
     if not isinstance(given, list) or not given:
         raise Unusable("no_messages")
     system = row.get("system")
-    if isinstance(system, str) and system and not (isinstance(given[0], Mapping) and _role(given[0]) == "system"):
+    if isinstance(system, str) and system and not (isinstance(given[0], Mapping) and _role(given[0]) in _INSTRUCTING):
         given = [{"role": "system", "content": system}, *given]
     return given
 
@@ -245,8 +187,13 @@ def _message(given: Any) -> Message | None:
     role = _role(given)
     if role is None:
         raise Unusable("unknown_role", repr(named))
-    content, reasoning = _content(given["content"] if given.get("content") is not None else given.get("value"))
+    texts, reasoning = _content(given["content"] if given.get("content") is not None else given.get("value"))
+    # As vLLM joins them for templates that take a text; others are given the parts.
+    content = _joined(texts)
     message: Message = {"role": role, "content": content}
+    parts = texts if len(texts) > 1 else given.get("parts")
+    if isinstance(parts, list) and all(isinstance(part, str) for part in parts) and _joined(parts) == content:
+        message["parts"] = parts
     if role == "assistant":
         reasoning = next(
             (given[key] for key in _REASONING_KEYS if isinstance(given.get(key), str) and given[key]), reasoning
@@ -260,7 +207,7 @@ def _message(given: Any) -> Message | None:
             message["tool_calls"] = _tool_calls(calls)
         if given.get("truncated"):
             message["truncated"] = True
-    elif role == "system" and not content:
+    elif role in _INSTRUCTING and not content:
         return None
     elif role == "user" and not content.strip():
         raise Unusable("empty_prompt")
@@ -268,12 +215,16 @@ def _message(given: Any) -> Message | None:
     return message
 
 
-def _content(given: Any) -> tuple[str, str]:
-    """Text and reasoning of a content: null, a string, or a list of parts."""
+def _joined(texts: Sequence[str]) -> str:
+    return "\n".join(text for text in texts if text)
+
+
+def _content(given: Any) -> tuple[list[str], str]:
+    """Texts and reasoning of a content: null, a string, or a list of parts."""
     if given is None:
-        return "", ""
+        return [], ""
     if isinstance(given, str):
-        return given, ""
+        return [given], ""
     if not isinstance(given, list):
         raise Unusable("bad_message", f"content is a {type(given).__name__}")
     texts: list[str] = []
@@ -288,7 +239,7 @@ def _content(given: Any) -> tuple[str, str]:
             thoughts.append(part.get(kind, part.get("text")))
         else:
             raise Unusable("non_text_content", str(kind))
-    return "".join(texts), "".join(thoughts)
+    return texts, "".join(thoughts)
 
 
 def _tool_calls(calls: Any) -> list[dict[str, Any]]:

@@ -8,10 +8,8 @@ stored is then read as training reads it.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -25,13 +23,14 @@ from typing import IO, Any
 
 import psutil
 
-from draftsmith import clean_gpus, engine, hardware, verdict
+from draftsmith import gpu_job, hardware, verdict
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.few_layers import few_layers, shortened
 from draftsmith.files import check_writable, read_json, write_json
 from draftsmith.layers import resolve_layers
 from draftsmith.log import log
+from draftsmith.owned_folders import folder_name, sweep
 from draftsmith.rows import read_rows
 from draftsmith.signals import EXIT_TERMINATED, Termination
 from draftsmith.verdict import Check, Found, Skip, made
@@ -41,7 +40,7 @@ _ROWS = 4
 # It takes about two minutes; kernels that are compiled for the first time may take several more.
 _SECONDS = 1800.0
 _KEPT_LINES = 150
-_FOLDER = re.compile(r"\.dry-run-(.+)-(\d+)")
+FOLDER = ".dry-run"
 
 # What an error's text tells of, and the mend.
 _HINTS = {
@@ -79,8 +78,7 @@ def run(config: Config, *, target: Path, rows: Path, gpus: int | None, report: P
         skipped = Check(name="dry run", status="skip", detail=reason)
         verdict.conclude("dry run", [skipped], report, begun, reason=reason)
         return
-    clean_gpus.check(config)
-    engine.check_granted(config, gpus)
+    gpu_job.begin(config, gpus)
     described = read_json(target)
     layers = resolve_layers(config.target.layers, described["num_layers"])
     with _folder(Path(config.extract.store)) as folder:
@@ -172,11 +170,8 @@ def prepare(config: Config, described: dict[str, Any], layers: Sequence[int], ro
 def _folder(store: Path) -> Iterator[Path]:
     """A folder in the store, so that its very disk is tried; what killed runs of this host left is removed."""
     check_writable(store, "extract.store")
-    for old in store.glob(".dry-run-*"):
-        name = _FOLDER.fullmatch(old.name)
-        if name and name[1] == socket.gethostname() and not psutil.pid_exists(int(name[2])):
-            shutil.rmtree(old, ignore_errors=True)
-    path = store / f".dry-run-{socket.gethostname()}-{os.getpid()}"
+    sweep(store, re.escape(FOLDER), own=True)
+    path = store / folder_name(FOLDER)
     path.mkdir()
     try:
         yield path

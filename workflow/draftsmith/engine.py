@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from draftsmith import clean_gpus, hardware
+from draftsmith import driver_watch, hardware, run_mark
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 
@@ -27,8 +27,6 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         "VLLM_ENGINE_READY_TIMEOUT_S": "7200",
         "PYTHONFAULTHANDLER": "1",
         "TOKENIZERS_PARALLELISM": "false",
-        # Its processes write a title over their environment, so the run's mark has to be in the title.
-        "VLLM_PROCESS_NAME_PREFIX": f"{clean_gpus.MARK}={clean_gpus.mark_run()}",
     }
     if on_cpu(config):
         # One process instead of three: each would import vllm anew, a quarter of a minute each.
@@ -47,6 +45,9 @@ def prepare_environment(config: Config, scratch: Path | None = None) -> None:
         os.environ["VLLM_RPC_BASE_PATH"] = str(scratch)
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+    # Its processes write a title over their environment, so the run's mark has to be in the title.
+    os.environ["VLLM_PROCESS_NAME_PREFIX"] = f"{run_mark.MARK}={run_mark.mark_run()}"
+    driver_watch.announce()
     # With it vLLM refuses to start or leaks into the KV cache's accounting; a training stage may have set it.
     os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)
 
@@ -66,13 +67,16 @@ def check_granted(config: Config, granted: int | None) -> None:
 
     Snakemake silently clips a job's `gpu` to what the profile offers, so the job itself has to look.
     """
-    if config.engine.device == "cuda" and not hardware.gpus():
-        raise DraftsmithError(
-            "engine.device is cuda, but this job sees no GPU; ask the scheduler for one, or set engine.device to cpu"
-        )
-    if config.engine.device == "cpu" or (config.engine.tp == 1 and hardware.device() == "cpu"):
+    if config.engine.device == "cpu":
         return
-    have = len(hardware.gpus()) if granted is None else granted
+    visible = len(hardware.gpus())
+    if config.engine.device == "cuda" and not visible:
+        raise DraftsmithError(
+            f"engine.device is cuda, but this job sees no GPU ({hardware.why_no_gpu()}); ask the scheduler for one, or set engine.device to cpu"
+        )
+    if config.engine.tp == 1 and hardware.device() == "cpu":
+        return
+    have = visible if granted is None else min(granted, visible)
     if have < config.engine.tp:
         raise DraftsmithError(
             f"engine.tp is {config.engine.tp}, but this job was granted {have} GPU(s); "
@@ -98,6 +102,7 @@ def vllm_arguments(config: Config, target: dict[str, Any], max_model_len: int) -
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens or (2048 if cpu else 16384),
         "disable_log_stats": True,
+        "worker_cls": "draftsmith.followed_worker.FollowedWorker",
     }
     if cpu:
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)

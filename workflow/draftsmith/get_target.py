@@ -86,20 +86,33 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
 
     Raises :class:`DraftsmithError` when it is no checkpoint or lacks safetensors files or a tokenizer.
     """
-    settings = _read_config(folder, source)
+    told = outline(folder, source=source, trust_remote_code=trust_remote_code)
     weights = weight_files(folder, source)
     tokenizer_files = sorted({path for name in _TOKENIZER_FILES for path in folder.glob(name) if path.is_file()})
     if not tokenizer_files:
         raise DraftsmithError(
             f"{folder}: holds no tokenizer files (target.source: {source}); save the tokenizer beside the model"
         )
-    parts = _parts(settings)
-    sizes = _sizes(parts, folder, trust_remote_code)
-    dtype = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
     return {
         "source": source,
         "revision": revision,
         "path": str(folder),
+        **told,
+        "trust_remote_code": trust_remote_code,
+        "fingerprint": fingerprint(folder, tokenizer_files, weights, revision),
+    }
+
+
+def outline(folder: Path, *, source: str, trust_remote_code: bool) -> dict[str, Any]:
+    """What of target.json config.json alone tells; nothing else need be in ``folder``.
+
+    Raises :class:`DraftsmithError` when there is none, or a size is in it nowhere.
+    """
+    settings = _read_config(folder, source)
+    parts = _parts(settings)
+    sizes = _sizes(parts, folder, trust_remote_code)
+    dtype = next((part[key] for part in parts for key in ("dtype", "torch_dtype") if part.get(key)), None)
+    return {
         "model_type": settings.get("model_type") or "unknown",
         "architectures": settings.get("architectures") or [],
         **sizes,
@@ -107,9 +120,12 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
         "torch_dtype": dtype or "float32",
         "multimodal": len(parts) > 1
         or any(isinstance(value, dict) and any(word in key for word in _TOWERS) for key, value in settings.items()),
-        "trust_remote_code": trust_remote_code,
-        "fingerprint": fingerprint(folder, tokenizer_files, weights, revision),
     }
+
+
+def language_parts(folder: Path, source: str) -> list[dict[str, Any]]:
+    """config.json of ``folder`` and what it holds of its language model, the innermost first."""
+    return _parts(_read_config(folder, source))
 
 
 def weight_files(folder: Path, source: str) -> list[Path]:

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+from draftsmith import nvml
+
 Device = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU that this process may use, as NVML tells it; memory in bytes."""
+    """One GPU or MIG device that this process may use; memory in bytes, ``visible`` its name in CUDA_VISIBLE_DEVICES."""
 
     index: str
     name: str
     total: int
     used: int
+    uuid: str = ""
+    visible: str = ""
 
 
 def cores() -> list[int]:
@@ -25,30 +29,29 @@ def cores() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
-def granted_gpus() -> list[str] | None:
-    """GPUs that CUDA_VISIBLE_DEVICES names, as written there; None when it is not set."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return None if visible is None else [gpu.strip() for gpu in visible.split(",") if gpu.strip()]
-
-
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that this process may use; empty without an NVIDIA driver. Touches no CUDA context."""
-    import pynvml
+    """The GPUs that this process may use, in CUDA's order; empty without an NVIDIA driver. Touches no CUDA context.
 
+    Raises :class:`DraftsmithError` when a driver is there and does not answer.
+    """
     try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+        return tuple(
+            Gpu(device.index, nvml.name(device), *nvml.memory(device), device.uuid, device.visible)
+            for device in nvml.devices()
+        )
+    except nvml.NoDriver:
         return ()
-    granted = granted_gpus()
-    found = []
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        if granted is not None and not {str(index), str(pynvml.nvmlDeviceGetUUID(handle))} & set(granted):
-            continue
-        memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-        found.append(Gpu(str(index), str(pynvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.used)))
-    return tuple(found)
+
+
+def why_no_gpu() -> str:
+    """What is in the way of a GPU, for a person; '' when there is one."""
+    if gpus():
+        return ""
+    try:
+        return "none was granted" if nvml.granted() == [] else "no GPU is there" if not nvml.devices() else ""
+    except nvml.NoDriver as reason:
+        return str(reason)
 
 
 def device() -> Device:

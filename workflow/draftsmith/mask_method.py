@@ -24,6 +24,11 @@ def choose(chat: Chat, samples: Sequence[Conversation], asked: str = "auto") -> 
     methods find different tokens in a sample, which it shows, or when none works.
     """
     marks = learn_marks(chat)
+    if not marks.ends and not marks.stop:
+        log(
+            "warning: the draft learns no end of turn: the chat template writes none, and the target's generation_config.json "
+            "does not list the mark of the next role under eos_token_id"
+        )
     if asked != "auto":
         return next(method for method in METHODS if method == asked), marks
     found: dict[Method, dict[int, list[MaskedRow]]] = {}

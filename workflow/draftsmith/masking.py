@@ -10,6 +10,12 @@ Three ways find them, and they are compared on samples:
 
 A conversation is one row where its earlier renderings are beginnings of the whole. Where the template rewrites history
 (drops reasoning, moves the system message), each answer gets a row of its own, rendered as it would be served.
+
+Supervised is what the target emits when it is served: the answer and the token that it stops with. GLM's template writes
+no end of turn; the target stops with the mark of the role that comes next (`<|user|>`, behind a tool call
+`<|observation|>`), which its generation config lists. So that mark is supervised with the answer before it, and put
+behind the last answer of a row. gpt-oss ends an answer with `<|return|>`, which becomes `<|end|>` in history: it has
+rewritten history, and each answer gets a row that ends with `<|return|>`.
 """
 
 from __future__ import annotations
@@ -43,6 +49,7 @@ REASONS = {
 
 _OPENED_REASONING = re.compile(r"<think>(\s*)$")
 _CLOSE_REASONING = "</think>"
+_REASONING_BLOCK = re.compile(r"(\s*<think>.*?)</think>", re.DOTALL)
 
 
 @dataclass(slots=True)
@@ -94,6 +101,7 @@ class Masker:
 
     def __init__(self, chat: Chat, method: Method, marks: Marks, fingerprint: str = "") -> None:
         self.chat, self.method, self.marks, self._fingerprint = chat, method, marks, fingerprint
+        self._ends = marks.ends | chat.end_ids or chat.special
         self._blank: dict[tuple[int, ...], bool] = {}
 
     def rows(self, conversation: Conversation) -> list[MaskedRow]:
@@ -134,10 +142,8 @@ class Masker:
         return [None] * len(answers)
 
     def _texts(self, messages: list[Message], tools: list[dict[str, Any]] | None, answers: list[int]) -> _Texts:
-        closed = [self.chat.render(messages[: index + 1], tools, prompt=False) for index in answers]
-        prompts = []
-        if self.method == "prefix":
-            prompts = [self.chat.render(messages[:index], tools, prompt=True) for index in answers]
+        prompts, closed = self.chat.renderings(messages, tools, answers, prompts=self.method == "prefix")
+        closed = [text + self.marks.stop_after(messages[index]) for text, index in zip(closed, answers, strict=True)]
         return _Texts(messages, answers, prompts, closed)
 
     def _reasoning_lost(self, texts: _Texts, place: int) -> bool:
@@ -146,7 +152,8 @@ class Masker:
         if not reasoning or not _OPENED_REASONING.search(texts.prompts[place]):
             return False
         shared = common(texts.prompts[place], texts.closed[place])
-        return reasoning.strip() not in texts.closed[place][shared:]
+        block, closed, _ = texts.closed[place][shared:].partition(_CLOSE_REASONING)
+        return not closed or reasoning.strip() not in block
 
     def _locate(self, texts: _Texts, tools: list[dict[str, Any]] | None) -> MaskedRow:
         messages, answers = texts.messages, texts.answers
@@ -201,15 +208,15 @@ class Masker:
 
     def _by_offsets(self, whole: str, begins: list[int], ends: list[int]) -> tuple[list[int], list[Span], int]:
         encoded: Encoded = self.chat.encode(whole)
-        assert encoded.starts is not None
-        assert encoded.ends is not None
+        assert encoded.place is not None
+        place, tokens = encoded.place, range(len(encoded.ids))
         bounds, straddled = [], 0
         for begin, end in zip(begins, ends, strict=True):
-            first = bisect_right(encoded.ends, begin)
-            if first < len(encoded.ids) and encoded.starts[first] < begin:
+            first = bisect_right(tokens, begin, key=lambda token: place(token)[1])
+            if first < len(encoded.ids) and place(first)[0] < begin:
                 straddled += 1
                 first += 1
-            bounds.append((first, bisect_left(encoded.starts, end)))
+            bounds.append((first, bisect_left(tokens, end, key=lambda token: place(token)[0])))
         return *self._as_served(encoded.ids, bounds), straddled
 
     def _as_served(self, ids: list[int], bounds: list[Span]) -> tuple[list[int], list[Span]]:
@@ -244,6 +251,9 @@ class Masker:
     def _by_tags(self, tools: list[dict[str, Any]] | None, messages: list[Message], answers: list[int]) -> MaskedRow:
         shown = messages[: answers[-1] + 1]
         ids, mask = self.chat.tagged(shown, tools)
+        if stop := self.marks.stop_after(shown[-1]):
+            stops = self.chat.encode(stop).ids
+            ids, mask = ids + stops, mask + [0] * len(stops)
         edges = [
             place
             for place in range(len(mask) + 1)
@@ -252,7 +262,7 @@ class Masker:
         runs = list(zip(edges[::2], edges[1::2], strict=True))
         spans = []
         for (start, end), message in zip(
-            self._pick(runs, shown, answers), (messages[index] for index in answers), strict=True
+            self._pick(ids, runs, shown, answers), (messages[index] for index in answers), strict=True
         ):
             header = self.marks.header
             kept = next(
@@ -263,14 +273,14 @@ class Masker:
                 ),
                 0,
             )
-            if not self._ended(ids, start, end) and end < len(ids) and ids[end] in self.chat.special:
+            if self._last_end(ids, start, end) is None and end < len(ids) and ids[end] in self._ends:
                 end += 1
-            spans.append(self._close(ids, start + kept, end, message))
+            spans.append(self._close(ids, self._behind_prompt(ids, start + kept), end, message))
         return _cut(ids, spans)
 
     def _by_scan(self, whole: str, messages: list[Message], answers: list[int]) -> MaskedRow:
-        header, ends = self.marks.header, self.marks.ends | self.chat.end_ids
-        if not header or not ends:
+        header, ends = self.marks.header, self._ends
+        if not header:
             raise _NotFound("no header or end of turn could be learnt")
         ids = self.chat.encode(whole).ids
         runs, place = [], 0
@@ -279,40 +289,42 @@ class Masker:
             stop = next((end for end in range(start, len(ids)) if ids[end] in ends), None)
             if stop is None:
                 break
+            if 0 <= _find(ids, header, start) < stop:
+                raise _NotFound("an answer follows another one that has no end of turn")
             runs.append((start, stop + 1))
             place = stop + 1
         shown = messages[: answers[-1] + 1]
         spans = [
-            self._close(ids, *run, messages[index])
-            for run, index in zip(self._pick(runs, shown, answers), answers, strict=True)
+            self._close(ids, self._behind_prompt(ids, run[0]), run[1], messages[index])
+            for run, index in zip(self._pick(ids, runs, shown, answers), answers, strict=True)
         ]
         return _cut(ids, spans)
 
-    @staticmethod
-    def _pick(runs: list[Span], messages: list[Message], answers: list[int]) -> list[Span]:
+    def _behind_prompt(self, ids: list[int], start: int) -> int:
+        """The start of an answer behind what the prompt writes after the header."""
+        opens = self.marks.opens
+        return start + len(opens) if tuple(ids[start : start + len(opens)]) == opens else start
+
+    def _pick(self, ids: list[int], runs: list[Span], messages: list[Message], answers: list[int]) -> list[Span]:
         """The runs of ``answers`` among those of all assistant messages."""
         assistants = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         if len(answers) == 1 and runs:
             # A row of one answer: the last, whatever became of the history.
+            if not self._is_blank([token for token in ids[runs[-1][1] :] if token not in self._ends]):
+                raise _NotFound("the last answer that was found is not the end of the row")
             return runs[-1:]
         if len(runs) != len(assistants):
             raise _NotFound(f"{len(runs)} answers were found and {len(assistants)} expected")
         return [run for run, index in zip(runs, assistants, strict=True) if index in answers]
 
-    def _ended(self, ids: list[int], start: int, end: int) -> bool:
-        return (
-            any(token in self.chat.special for token in ids[start:end])
-            and self._last_special(ids, start, end) is not None
-        )
-
-    def _last_special(self, ids: list[int], start: int, end: int) -> int | None:
-        """Place of the last special token of ids[start:end] if only white space follows it there."""
-        last = next((place for place in range(end - 1, start - 1, -1) if ids[place] in self.chat.special), None)
+    def _last_end(self, ids: list[int], start: int, end: int) -> int | None:
+        """Place of the last token of ids[start:end] that ends a turn, if only white space follows it there."""
+        last = next((place for place in range(end - 1, start - 1, -1) if ids[place] in self._ends), None)
         return last if last is not None and self._is_blank(ids[last + 1 : end]) else None
 
     def _close(self, ids: list[int], start: int, end: int, message: Message) -> Span:
         """Let a span end with its end-of-turn token, or before it where the answer was cut off and never had one."""
-        last = self._last_special(ids, start, end)
+        last = self._last_end(ids, start, end)
         if last is not None:
             end = last if message.get("truncated") else last + 1
         else:
@@ -358,8 +370,13 @@ def _restore_reasoning(prompt: str, closed: str, reasoning: str | None) -> str:
         raise Unusable("not_aligned", "the rendered answer does not begin with its prompt")
     if not reasoning:
         raise Unusable("reasoning_missing")
-    rest = closed[common(prompt, closed) :]
-    if closed.startswith(prompt) and rest.lstrip().startswith(_CLOSE_REASONING):
+    head = prompt[: opened.start()]
+    if not closed.startswith(head):
+        raise Unusable("not_aligned", "the rendered answer does not begin with its prompt")
+    rest = closed[len(prompt if closed.startswith(prompt) else head) :]
+    if block := _REASONING_BLOCK.match(rest):
+        rest = rest[block.end(1) :]
+    if rest.lstrip().startswith(_CLOSE_REASONING):
         return prompt + reasoning + rest
     # The block is laid out as it was opened: each mark on a line of its own, or none.
     line = opened.group(1)

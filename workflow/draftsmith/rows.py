@@ -12,12 +12,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def read_rows(path: Path, columns: Sequence[str] | None = None) -> pd.DataFrame:
-    """The named columns of rows.parquet; token ids come as int32 numpy arrays."""
+def read_rows(path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()) -> pd.DataFrame:
+    """The named columns of rows.parquet, and of ``optional`` those that it has; token ids come as int32 numpy arrays."""
     import pandas as pd
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
+        if columns and optional:
+            present = pq.read_schema(path).names
+            columns = [*columns, *(name for name in optional if name in present)]
         return pd.read_parquet(path, columns=list(columns) if columns else None)
     except FileNotFoundError:
         raise DraftsmithError(f"{path}: no such file; run the stage tokenize first") from None

@@ -35,6 +35,14 @@ def json_schema() -> Node:
         for key in node["properties"].values():
             # Titles are the keys again, capitalised.
             key.pop("title", None)
+            entry = key.get("items", {}).get("$ref")
+            if entry:
+                known = schema["$defs"][entry.rsplit("/", 1)[1]]["properties"]
+                # Likewise what an entry of a list has by default.
+                key["default"] = [
+                    {name: value for name, value in given.items() if value != known[name].get("default")}
+                    for given in key["default"]
+                ]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Draftsmith config"}
 
 
@@ -78,8 +86,6 @@ def _default(key: Node) -> str:
     value = key["default"]
     if value is None:
         return "unset"
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        value = [{name: given for name, given in entry.items() if given is not None} for entry in value]
     return f"`{value}`" if isinstance(value, str) else f"`{json.dumps(value)}`"
 
 

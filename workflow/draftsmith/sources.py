@@ -11,39 +11,47 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from draftsmith import hub
 from draftsmith.config import Source
 from draftsmith.errors import DraftsmithError
 
-_HUB = "hub:"
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".parquet")
 
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as it was read: ``value`` is usually a dict; ``file`` and ``place`` (such as 'line 7') tell where it lies."""
+    """One row as it was read: ``value`` is usually a dict; ``file`` and ``place`` (such as 'line 7') tell where it lies.
+
+    Of a line that cannot be read, ``fault`` says why.
+    """
 
     file: str
     place: str
     value: Any
+    fault: str = ""
 
 
 def read_source(source: Source, index: int) -> Iterator[RawRow]:
     """The rows of ``data.sources[index]`` in a fixed order: files by name, rows as they lie; the first ``limit`` only.
 
-    Raises :class:`DraftsmithError` naming the file and line of what cannot be read.
+    A line that cannot be read is a row with a fault. Raises :class:`DraftsmithError` naming the file that cannot be read
+    at all, or not any further.
     """
-    key = f"data.sources[{index}].path"
-    if source.path.startswith(_HUB):
-        rows = _from_hub(source, key)
+    key = f"data.sources[{index}]"
+    if source.path.startswith(hub.PREFIX):
+        rows = (
+            RawRow(source.path, f"row {number}", _without_nulls(value))
+            for number, value in enumerate(hub.rows(source, key), 1)
+        )
     else:
-        rows = (row for file in _files(Path(source.path).expanduser(), key) for row in _from_file(file))
+        rows = (row for file in _files(Path(source.path).expanduser(), f"{key}.path") for row in _from_file(file))
     return islice(rows, source.limit)
 
 
 def default_domain(source: Source) -> str:
     """Domain of rows that name none, where the source names none either: the file's or data set's own name."""
-    if source.path.startswith(_HUB):
-        return source.path.removeprefix(_HUB).split(":")[0].rsplit("/", 1)[-1]
+    if source.path.startswith(hub.PREFIX):
+        return hub.parts(source.path)[0].rsplit("/", 1)[-1]
     name = Path(source.path).name
     return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name) or "default"
 
@@ -85,29 +93,25 @@ def _json_lines(file: Path) -> Iterator[RawRow]:
         try:
             for number, line in enumerate(lines, 1):
                 if stripped := line.removeprefix(b"\xef\xbb\xbf").strip():
-                    yield RawRow(str(file), f"line {number}", _parse(stripped, file, number))
+                    yield RawRow(str(file), f"line {number}", *_parse(stripped))
         except (gzip.BadGzipFile, EOFError, zlib.error):
             raise DraftsmithError(
                 f"{file}: the compressed file is damaged after line {number}; fetch or write it again"
             ) from None
 
 
-def _parse(line: bytes, file: Path, number: int) -> Any:
+def _parse(line: bytes) -> tuple[Any, str]:
+    """The value of a line, or None and why there is none."""
     try:
-        return json.loads(line.decode())
+        return json.loads(line.decode()), ""
     except UnicodeDecodeError as error:
-        raise DraftsmithError(
-            f"{file}, line {number}: not valid UTF-8 at byte {error.start + 1} of the line; save the file as UTF-8 or delete the line"
-        ) from None
+        return None, f"not valid UTF-8 at byte {error.start + 1} of the line"
     except RecursionError:
-        raise DraftsmithError(
-            f"{file}, line {number}: nested too deeply to be a conversation; mend or delete this line"
-        ) from None
+        return None, "nested too deeply to be a conversation"
+    except json.JSONDecodeError as error:
+        return None, f"not valid JSON ({error.msg} at column {error.colno})"
     except ValueError as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise DraftsmithError(
-            f"{file}, line {number}: not valid JSON ({reason}); every line must be one JSON object: mend or delete this one"
-        ) from None
+        return None, f"not valid JSON ({error})"
 
 
 def _json_list(file: Path) -> Iterator[RawRow]:
@@ -139,30 +143,6 @@ def _parquet(file: Path) -> Iterator[RawRow]:
         raise DraftsmithError(
             f"{file}: not readable as Parquet after row {number} ({reason}); fetch or write it again"
         ) from None
-
-
-def _from_hub(source: Source, key: str) -> Iterator[RawRow]:
-    name, config, split = [*source.path.removeprefix(_HUB).split(":"), "", ""][:3]
-    import datasets
-
-    try:
-        loaded = datasets.load_dataset(name, config or None, split=split or None, revision=source.revision)
-    except Exception as error:
-        # The hub, its HTTP client, the builders and the file system each raise their own kinds.
-        reason = " ".join(str(error).split())[:200] or "no further text"
-        raise DraftsmithError(
-            f"{source.path}: the data set could not be loaded (revision {source.revision or 'newest'}; {type(error).__name__}: "
-            f"{reason}); check {key} as hub:ID[:CONFIG[:SPLIT]], HF_TOKEN and the network"
-        ) from error
-    if isinstance(loaded, dict):
-        splits = sorted(loaded)
-        if len(splits) > 1 and "train" not in splits:
-            raise DraftsmithError(
-                f"{source.path}: has the splits {', '.join(splits)}; name one in {key} as hub:ID:CONFIG:SPLIT"
-            )
-        loaded = loaded["train" if "train" in splits else splits[0]]
-    for number, value in enumerate(loaded, 1):
-        yield RawRow(source.path, f"row {number}", _without_nulls(value))
 
 
 def _without_nulls(value: Any) -> Any:

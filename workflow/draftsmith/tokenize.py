@@ -6,56 +6,85 @@ but not with their length.
 
 from __future__ import annotations
 
-import heapq
-import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from draftsmith import mask_method, masking, splits, store
+from draftsmith import mask_method, masking, progress_file, row_files, row_identity, splits, store
 from draftsmith.chat import Chat
 from draftsmith.config import Config, Source
-from draftsmith.conversations import Conversation, DropCount, Dropped, Message, Unusable, read_conversations
+from draftsmith.conversations import Conversation
+from draftsmith.dropped import NOT_SAMPLED, DropCount, Dropped
 from draftsmith.errors import DraftsmithError
+from draftsmith.evaluation_prompts import Candidates
 from draftsmith.files import atomic_path, read_json, write_json
+from draftsmith.lengths import TokenRow
 from draftsmith.log import log
-from draftsmith.make_rows import Made, Plan, TokenRow, make_all
+from draftsmith.make_rows import Made, Plan
 from draftsmith.marks import Marks
+from draftsmith.mask_extremes import MaskExtremes
+from draftsmith.near_duplicates import NearDuplicates
+from draftsmith.reading import Given, Reader
+from draftsmith.row_cache import RowCache
+from draftsmith.row_figures import RowFigures
+from draftsmith.row_pool import Figures, make_all
+from draftsmith.served_sample import ServedSample
+from draftsmith.spool import Spool, small_columns, with_columns
+from draftsmith.tokenised import Tokenised
 
 REASONS = {
+    NOT_SAMPLED: "the weight of its source is below 1, and it is not of the share that is kept",
     "duplicate": "the same conversation, or one of the same tokens, came before",
+    "near_duplicate": "it shares at least tokenize.near_duplicates of its runs of words with a conversation that is kept",
     "evaluation_prompt": "it asks what a conversation kept for evaluation asks",
     "split_conflict": "it asks what another conversation asks whose `split` is a different one",
-    "prompt_too_long": "it is kept for evaluation, and its prompt is longer than tokenize.max_length",
 }
-"""Reason codes of this stage with what each means, besides those of conversations.py, masking.py and make_rows.py."""
+"""Reason codes of this stage with what each means, besides those of the modules that read conversations and make rows."""
 
 # Nothing is wrong with these conversations, so they do not count against data.max_dropped_fraction.
-_HARMLESS = ("duplicate", "evaluation_prompt", "split_conflict")
+_HARMLESS = ("duplicate", "near_duplicate", "evaluation_prompt", "split_conflict")
+# To be asked, a conversation needs no answer.
+_ASKED_ANYWAY = ("no_answer", "too_long", "over_max_length", "too_few_tokens", "too_short", "too_many_turns")
 _SAMPLES = 32
-# Fewer conversations are done before the first worker has imported what it needs.
-_POOL_FROM = 4096
-_GROUP_ROWS = 1024
+# Conversations that are read ahead of the samples' choice.
+_HEAD = 1024
 _LOG_SECONDS = 10.0
 
 
-def run(config: Config, *, target: Path, conversations: Path | None, rows: Path, prompts: Path, report: Path) -> None:
+def run(
+    config: Config,
+    *,
+    target: Path,
+    conversations: Path | None,
+    rows: Path,
+    prompts: Path,
+    report: Path,
+    workdir: Path | None = None,
+) -> None:
     """Tokenise ``conversations`` (a regenerated file; None: ``data.sources``) and write the three outputs.
+
+    What conversations were made into is kept in ``workdir``, so that another run makes only those that are new.
 
     Raises :class:`DraftsmithError` when too many conversations cannot be used, when nothing or everything is
     supervised, or when a row does not fit the target's context.
     """
     described = read_json(target)
-    sources = config.data.sources if conversations is None else [Source(path=str(conversations))]
-    stage = _Stage(config, described, Chat.load(described, config.tokenize.template_args))
+    data = config.data
+    if conversations is not None:
+        # Weights have had their say when the answers were written.
+        data = data.model_copy(update={"sources": [Source(path=str(conversations))]})
+    stage = _Stage(config, described, Chat.load(described, config.tokenize.template_args), workdir)
     rows.parent.mkdir(parents=True, exist_ok=True)
     # A file without a name, so that a killed run leaves nothing behind.
-    with tempfile.TemporaryFile(dir=rows.parent) as spool:
-        stage.gather(sources, spool)
+    with tempfile.TemporaryFile(dir=rows.parent) as file:
+        spool = Spool(file, row_files.schema(spool=True))
+        stage.gather(Reader(data), spool)
+        stage.leave_out_near_duplicates()
         stage.check()
         chosen = stage.split()
         stage.write_rows(spool, chosen, rows)
@@ -65,7 +94,9 @@ def run(config: Config, *, target: Path, conversations: Path | None, rows: Path,
     stage.dropped.report("tokenize")
     log(
         f"tokenize: {figures['conversations']} conversations gave {figures['rows']} rows (one a {figures['row_per']}) "
-        f"of {figures['tokens']} tokens, {figures['supervised']} of them supervised; "
+        f"of {figures['tokens']} tokens, {figures['supervised']} of them supervised and {figures['tokens_saved']} saved against "
+        f"a row for each answer; {figures['made']} conversations were "
+        f"made, {figures['reused']} taken from earlier runs; "
         + ", ".join(f"{split} {count}" for split, count in figures["by_split"].items())
     )
 
@@ -73,55 +104,70 @@ def run(config: Config, *, target: Path, conversations: Path | None, rows: Path,
 class _Stage:
     """One run: what has been counted, and what the split needs to know of each conversation."""
 
-    def __init__(self, config: Config, target: dict[str, Any], chat: Chat) -> None:
-        self.config, self.target, self.chat = config, target, chat
-        self.method: masking.Method = "prefix"
+    def __init__(self, config: Config, target: dict[str, Any], chat: Chat, workdir: Path | None) -> None:
+        self.config, self.target, self.chat, self.workdir = config, target, chat, workdir
+        self.work = Figures()
+        self.sources: Reader
+        # None where all rows are given as tokens, so that no answer has to be found.
+        self.method: masking.Method | None = None
         self.marks = Marks()
         self.dropped = DropCount()
         self.lost_rows: Counter[str] = Counter()
         self.total = self.by_turn = self.straddled = self.spooled = self.spooled_supervised = 0
         self.groups: dict[str, splits.Group] = {}
-        self.candidates: dict[str, Conversation] = {}
-        self.queues: dict[str, list[tuple[float, str]]] = {}
+        self.candidates = Candidates(config.tokenize, self.groups)
         self.seen_rows: set[bytes] = set()
         self.special: set[int] = set()
-        self.counts: Counter[str] = Counter()
-        self.by_split: Counter[str] = Counter(train=0, validation=0, evaluation=0)
-        self.by_domain: dict[str, Counter[str]] = {}
-        self.histogram: Counter[int] = Counter()
+        self.taken = 0
+        self.near = NearDuplicates()
+        self.left_out: set[int] = set()
+        self.written = RowFigures()
+        self.extremes = MaskExtremes()
+        self.sample = ServedSample()
 
-    def gather(self, sources: Sequence[Source], spool: IO[bytes]) -> None:
+    def gather(self, sources: Reader, spool: Spool) -> None:
         """Read and mask everything, and write the rows to ``spool``."""
-        import pyarrow.parquet as pq
-
-        usable = self._usable(read_conversations(sources))
-        head = list(islice(usable, _POOL_FROM))
-        samples = [given for given in head if any(message["role"] == "assistant" for message in given.messages)][
-            :_SAMPLES
-        ]
+        self.sources = sources
+        usable = self._usable(sources)
+        head = list(islice(usable, _HEAD))
+        samples = _samples(head)
+        if not samples and len(head) == _HEAD:
+            # Behind many rows of tokens there may still be messages.
+            samples = _samples(sources.again())
         if samples:
             self.method, self.marks = mask_method.choose(self.chat, samples, self.config.tokenize.mask)
-        plan = Plan(self.target, self.config.tokenize, self.method, self.marks)
+        plan = Plan(self.target, self.config.tokenize, self.method or "prefix", self.marks)
         begun = shown = time.monotonic()
-        records: list[dict[str, Any]] = []
-        with pq.ParquetWriter(spool, _schema("prompt_key", "cut"), compression="zstd") as writer:
-            for conversation, made in make_all(chain(head, usable), plan, self.chat, pool=len(head) == _POOL_FROM):
-                records += self._take(conversation, made)
-                if len(records) >= _GROUP_ROWS:
-                    _write(writer, records)
-                    records = []
+        with self._cache(plan) as cache:
+            for conversation, made in make_all(chain(head, usable), plan, self.chat, cache, self.work):
+                for record in self._take(conversation, made):
+                    spool.add(record)
                 if (now := time.monotonic()) - shown > _LOG_SECONDS:
                     shown = now
                     log(f"tokenize: {self.total} conversations read, {self.spooled / (now - begun):,.0f} tokens/s")
-            _write(writer, records)
+                    progress_file.report(
+                        self.total,
+                        unit="conversations",
+                        tokens=self.spooled,
+                        tokens_per_second=self.spooled / (now - begun),
+                    )
+        spool.close()
 
-    def _usable(self, given: Iterable[Conversation | Dropped]) -> Iterator[Conversation]:
+    def _cache(self, plan: Plan) -> AbstractContextManager[RowCache | None]:
+        """What earlier runs made by the same plan; None where nothing is kept."""
+        if self.workdir is None:
+            return nullcontext()
+        return RowCache(self.workdir / row_identity.fingerprint(plan, self.chat))
+
+    def _usable(self, given: Iterable[Given | Dropped]) -> Iterator[Given]:
         """Conversations that are in shape and new; the others are counted."""
         seen: set[bytes] = set()
         for conversation in given:
             self.total += 1
             if isinstance(conversation, Dropped):
                 self.dropped.add(conversation.where, conversation.reason, conversation.detail)
+                if conversation.reason != NOT_SAMPLED:
+                    self.extremes.lose(conversation.source_index, None, conversation.where, conversation.reason)
                 continue
             key = bytes.fromhex(conversation.content_key())
             if key in seen:
@@ -135,17 +181,19 @@ class _Stage:
             group.wished = group.wished or conversation.split
             yield conversation
 
-    def _drop(self, conversation: Conversation, reason: str, detail: str = "") -> None:
+    def _drop(self, conversation: Given, reason: str, detail: str = "") -> None:
         self.dropped.add(f"{conversation.source}, {conversation.conversation_id}", reason, detail)
 
-    def _take(self, conversation: Conversation, made: Made) -> list[dict[str, Any]]:
+    def _take(self, conversation: Given, made: Made) -> list[dict[str, Any]]:
         """The records of a conversation's new rows; it is counted, and may become an evaluation prompt."""
         key = conversation.prompt_key()
         group = self.groups[key]
-        # To be asked, a conversation needs no answer.
-        only_asked = conversation.split == "evaluation" and made.reason in ("no_answer", "too_long", "too_short")
+        only_asked = conversation.split == "evaluation" and made.reason in _ASKED_ANYWAY
         if made.reason and not only_asked:
             self._drop(conversation, made.reason, made.detail)
+            self.extremes.lose(
+                conversation.source_index, conversation.domain, conversation.conversation_id, made.reason
+            )
             return []
         records = []
         for row in made.rows:
@@ -158,39 +206,29 @@ class _Stage:
         if made.rows and not records:
             self._drop(conversation, "duplicate", "of the same tokens as others")
             return []
+        if isinstance(conversation, Conversation) and records and len(records) == len(made.rows):
+            self.sample.add(conversation, made.rows, [record["row_id"] for record in records])
         self.lost_rows += made.lost
         self.by_turn += made.by_turn
         self.straddled += made.straddled
+        self.special.update(made.special)
         group.conversations += 1
         group.rows += len(records)
-        if key not in self.candidates:
-            self._consider(key, group, conversation, made.prompt_tokens)
+        self.candidates.consider(key, conversation, made.prompt_tokens)
+        if made.signature:
+            self.near.add(self.taken, conversation, made.signature, len(records))
+        self.taken += 1
         return records
 
-    def _consider(self, key: str, group: splits.Group, conversation: Conversation, length: int) -> None:
-        """Remember a conversation that may be asked in the evaluation, if it is among its domain's first by hash."""
-        if conversation.split == "evaluation":
-            self.candidates[key] = conversation
-            return
-        wanted = self.config.tokenize.evaluation_per_domain
-        if group.wished or not wanted or length > self.config.tokenize.max_length:
-            return
-        queue = self.queues.setdefault(group.domain, [])
-        self.candidates[key], group.eligible = conversation, True
-        heapq.heappush(queue, (-splits.share(self.config.tokenize.seed, "evaluation", key), key))
-        # A few more than are needed, as some may turn out to have a split of their own.
-        if len(queue) > 4 * wanted:
-            _, last = heapq.heappop(queue)
-            if not self.groups[last].wished:
-                self.groups[last].eligible = False
-                del self.candidates[last]
-
-    def _record(self, conversation: Conversation, key: str, identity: str, row: TokenRow) -> dict[str, Any]:
+    def _record(self, conversation: Given, key: str, identity: str, row: TokenRow) -> dict[str, Any]:
         supervised = sum(end - start for start, end in row.spans)
         self.spooled += len(row.ids)
         self.spooled_supervised += supervised
-        for start, end in row.spans:
-            self.special.update(self.chat.special.intersection(row.ids[start:end]))
+        self.extremes.add(
+            conversation.source_index, conversation.domain, conversation.conversation_id, len(row.ids), supervised
+        )
+        # A row for each answer would end with it; rows that were given as tokens would have been one in any case.
+        by_turn = len(row.ids) if isinstance(conversation, Tokenised) else sum(end for _, end in row.spans)
         return {
             "row_id": identity,
             "conversation_id": conversation.conversation_id,
@@ -201,9 +239,28 @@ class _Stage:
             "span_ends": [end for _, end in row.spans],
             "length": len(row.ids),
             "supervised": supervised,
+            "repeats": conversation.repeats,
             "prompt_key": key,
+            "number": self.taken,
+            "source_index": conversation.source_index,
+            "saved": by_turn - len(row.ids),
             "cut": row.cut,
         }
+
+    def leave_out_near_duplicates(self) -> None:
+        """Of conversations that are nearly the same keep one; the others are counted, and their rows stay in the spool."""
+        threshold = self.config.tokenize.near_duplicates
+        if threshold is None:
+            return
+        for left, kept, similarity in self.near.find(threshold):
+            self.dropped.add(left.place, "near_duplicate", f"{similarity:.2f} of {kept.place}")
+            self.left_out.add(left.number)
+            group = self.groups[left.prompt_key]
+            group.conversations -= 1
+            group.rows -= left.rows
+            self.candidates.forget(left.prompt_key, left.content_key)
+            if not group.conversations:
+                del self.groups[left.prompt_key]
 
     def check(self) -> None:
         """Raise :class:`DraftsmithError` when too much was left out, or when nothing or everything is supervised."""
@@ -220,6 +277,7 @@ class _Stage:
                 f"every token of {self.total} conversations is supervised, prompts and headers too; set tokenize.mask to "
                 f"another way of finding answers than {self.method}"
             )
+        self.extremes.check([figures.path for figures in self.sources.figures])
 
     def split(self) -> dict[str, str]:
         """The split of each prompt key."""
@@ -238,130 +296,72 @@ class _Stage:
                 )
         return chosen
 
-    def write_rows(self, spool: IO[bytes], chosen: dict[str, str], rows: Path) -> None:
+    def write_rows(self, spool: Spool, chosen: dict[str, str], rows: Path) -> None:
         """Write the spooled rows that train or validate to ``rows``."""
         import pyarrow.parquet as pq
 
-        longest = 0
-        with (
-            atomic_path(rows) as temporary,
-            pq.ParquetWriter(temporary, _schema("split"), compression="zstd") as writer,
-        ):
-            for batch in pq.ParquetFile(spool).iter_batches(batch_size=_GROUP_ROWS):
-                records = []
-                for record in batch.to_pylist():
-                    split = chosen[record.pop("prompt_key")]
-                    if split == "evaluation":
+        written, schema = self.written, row_files.schema()
+        with atomic_path(rows) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
+            for batch in spool.batches():
+                records: list[dict[str, Any] | None] = []
+                for record in small_columns(batch):
+                    split = None if record["number"] in self.left_out else chosen[record["prompt_key"]]
+                    if split in (None, "evaluation"):
+                        records.append(None)
                         continue
-                    self.counts.update(
-                        rows=1, tokens=record["length"], supervised=record["supervised"], truncated=record.pop("cut")
-                    )
-                    self.counts[f"{split}_tokens"] += record["length"]
-                    self.by_split[split] += 1
-                    self._domain(record["domain"])[split] += 1
-                    # Powers of two: a row of 100 tokens counts under 128.
-                    self.histogram[1 << (record["length"] - 1).bit_length()] += 1
-                    longest = max(longest, record["length"])
+                    if split == "validation":
+                        record["repeats"] = 1
+                    written.add_row(record, split)
                     records.append(record | {"split": split})
-                _write(writer, records)
-            if not self.by_split["train"]:
+                if any(records):
+                    writer.write_batch(with_columns(batch, records, schema))
+            if not written.by_split["train"]:
                 raise DraftsmithError(
                     f"none of {self.total} conversations is left to train on; give more, or lower "
                     "tokenize.evaluation_per_domain and tokenize.validation_fraction"
                 )
             room = self.target.get("max_positions")
             # The engine samples one token behind a row, and vLLM keeps one more place.
-            if room and longest + 2 > room:
+            if room and written.longest + 2 > room:
                 raise DraftsmithError(
-                    f"the longest row has {longest} tokens, but the target's context is {room}; set tokenize.max_length "
-                    f"to {room - 2} or less"
+                    f"the longest row has {written.longest} tokens, but the target's context is {room}; set "
+                    f"tokenize.max_length to {room - 2} or less"
                 )
-
-    def _domain(self, domain: str) -> Counter[str]:
-        return self.by_domain.setdefault(domain, Counter(train=0, validation=0, evaluation=0))
 
     def write_prompts(self, chosen: dict[str, str], prompts: Path) -> None:
         """Write the evaluation prompts that fit to ``prompts``."""
-        masker = masking.Masker(self.chat, self.method, self.marks)
-        lines = []
-        for key in sorted(key for key, split in chosen.items() if split == "evaluation" and key in self.candidates):
-            conversation = self.candidates[key]
-            try:
-                messages = _asked(conversation.messages)
-                ids = masker.prompt_ids(messages, conversation.tools)
-                if len(ids) > self.config.tokenize.max_length:
-                    raise Unusable("prompt_too_long", f"{len(ids)} tokens")
-            except Unusable as unusable:
-                self._drop(conversation, unusable.reason, unusable.detail)
-                continue
-            self.by_split["evaluation"] += 1
-            self._domain(conversation.domain)["evaluation"] += 1
-            lines.append({
-                "prompt_id": key,
-                "conversation_id": conversation.conversation_id,
-                "domain": conversation.domain,
-                "messages": messages,
-                **({"tools": conversation.tools} if conversation.tools else {}),
-                "prompt_token_ids": ids,
-            })  # fmt: skip
-        lines.sort(key=lambda line: (str(line["domain"]), str(line["prompt_id"])))
-        with atomic_path(prompts) as temporary:
-            temporary.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+        masker = masking.Masker(self.chat, self.method or "prefix", self.marks)
+        for given, left_out in self.candidates.write(chosen, masker, prompts):
+            if left_out is None:
+                self.written.add_prompt(given.domain, given.source_index)
+            else:
+                self._drop(given, left_out.reason, left_out.detail)
 
     def figures(self) -> dict[str, Any]:
         """The content of tokenize.json."""
         kept = self.chat.end_ids | self.marks.ends | self.chat.template_ids() | self.special
         return {
             "conversations": self.total,
-            **{name: self.counts[name] for name in ("rows", "tokens", "supervised", "truncated")},
-            "tokens_by_split": {split: self.counts[f"{split}_tokens"] for split in ("train", "validation")},
-            "by_split": dict(self.by_split),
-            "by_domain": {domain: dict(counts) for domain, counts in sorted(self.by_domain.items())},
+            "reused": self.work.reused,
+            "made": self.work.made,
+            "sources": self.written.sources(self.sources.figures),
+            **self.written.as_json(),
             "dropped": dict(self.dropped.counts.most_common()),
             "dropped_examples": self.dropped.examples,
             "dropped_rows": dict(self.lost_rows.most_common()),
-            "length_histogram": [[upper, count] for upper, count in sorted(self.histogram.items())],
-            "mask_method": self.method,
+            "mask_method": self.method or "given",
             "row_per": "turn" if self.by_turn else "conversation",
             "conversations_by_turn": self.by_turn,
             "straddled_answers": self.straddled,
+            "whole_rows_supervised": self.extremes.whole_rows,
             "template_sha256": self.chat.template_sha256,
+            "served_sample": self.sample.chosen(),
             "special_ids_kept": sorted(token for token in kept if token < self.target["vocab_size"]),
         }
 
 
-def _asked(messages: Sequence[Message]) -> list[Message]:
-    """What is asked: everything before the last answer, or all of it where nobody has answered yet."""
-    try:
-        return list(messages[: masking.answer_indices(messages)[-1]])
-    except Unusable:
-        if messages[-1]["role"] == "assistant":
-            raise
-        return list(messages)
-
-
-def _schema(*more: str) -> Any:
-    """Columns of rows.parquet, with ``split`` in it, or of the spool."""
-    import pyarrow as pa
-
-    texts = [
-        "row_id",
-        "conversation_id",
-        "source",
-        "domain",
-        *(name for name in more if name in ("split", "prompt_key")),
-    ]
-    return pa.schema([
-        *((name, pa.string()) for name in texts),
-        *((name, pa.list_(pa.int32())) for name in ("input_ids", "span_starts", "span_ends")),
-        *((name, pa.int32()) for name in ("length", "supervised")),
-        *((name, pa.bool_()) for name in more if name == "cut"),
-    ])  # fmt: skip
-
-
-def _write(writer: Any, records: list[dict[str, Any]]) -> None:
-    """One row group."""
-    import pyarrow as pa
-
-    if records:
-        writer.write_table(pa.Table.from_pylist(records, schema=writer.schema))
+def _samples(given: Iterable[Given | Dropped]) -> list[Conversation]:
+    """The first conversations that have an answer, to try the ways of finding answers on."""
+    messages = (one for one in given if isinstance(one, Conversation))
+    answered = (one for one in messages if any(message["role"] == "assistant" for message in one.messages))
+    return list(islice(answered, _SAMPLES))

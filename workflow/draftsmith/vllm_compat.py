@@ -107,13 +107,14 @@ def reads_natively(model: Any, layers: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class EngineView:
-    """What vLLM makes of a target and engine arguments before any weight is loaded."""
+    """What vLLM makes of a target and engine arguments before any weight is loaded; ``configured`` is its VllmConfig."""
 
     architecture: str
     model: type[Any]
     runner: str
     num_layers: int | None
     hidden_size: int
+    configured: Any = None
 
 
 def engine_view(arguments: Mapping[str, Any]) -> EngineView:
@@ -137,6 +138,7 @@ def engine_view(arguments: Mapping[str, Any]) -> EngineView:
         # Some configs call it otherwise.
         num_layers=getattr(model_config.hf_text_config, "num_hidden_layers", None),
         hidden_size=int(model_config.get_hidden_size()),
+        configured=configured,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftsmith.config import Config, check_consistent, parse
+from draftsmith.config import Config, Regenerate, check_consistent, parse
 from draftsmith.errors import DraftsmithError
 
 # Keys that change what a stage computes: whole sections, or some keys of one. A changed one re-runs that stage and what
@@ -23,7 +23,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
         "target": _ENGINE_TARGET,
         "engine": _ENGINE_ARGS,
         "data": True,
-        "regenerate": True,
+        "regenerate": set(Regenerate.model_fields) - Regenerate.HOW,
         "tokenize": {"max_length", "template_args"},
     },
     "tokenize": {"target": {"trust_remote_code"}, "data": True, "tokenize": True},
@@ -31,6 +31,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "dry_run": _EXTRACTION,
     "extract_shard": _EXTRACTION,
     "map_vocabulary": {"vocabulary": True},
+    # Nothing of it is computed from settings; the page bears the run's name.
+    "look": {},
     "train_draft": {"train": True},
     "export_draft": {"train": True, "export": True},
     "evaluate_draft": {
@@ -94,6 +96,11 @@ class Plan:
     def gpus(self) -> int:
         """GPUs that a job of the engine asks for."""
         return 0 if self.config.engine.device == "cpu" else self.config.engine.tp
+
+    @property
+    def served(self) -> bool:
+        """Whether a server writes the answers anew, so that the job which asks it needs no GPU."""
+        return bool(self.config.regenerate.endpoints)
 
     @property
     def whole(self) -> str:

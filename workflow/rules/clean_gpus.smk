@@ -23,4 +23,4 @@ rule clean_gpus:
         mem_mb=4000,
         runtime=10,
     shell:
-        "python -m draftsmith clean-gpus" " --report {output.report:q}" " 3>&2 > {log:q} 2>&1"
+        "python -m draftsmith clean-gpus --gpus {resources.gpu} --report {output.report:q} 3>&2 > {log:q} 2>&1"

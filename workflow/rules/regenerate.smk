@@ -1,5 +1,8 @@
 """regenerate: answers in the target's own words. Part of the DAG only with `regenerate.enabled: true`.
 
+With `regenerate.endpoint` it asks a server, needs no GPU, and runs where Snakemake does: another node of a cluster may not
+reach that address.
+
 REQUIRED INPUTS: results/NAME/target.json and the conversations that the config names
 OUTPUTS: results/NAME/regenerate/conversations.jsonl, results/NAME/regenerate/regenerate.json
 """
@@ -21,12 +24,15 @@ rule regenerate:
         "../../envs/draftsmith.yaml"
     params:
         settings=PLAN.settings("regenerate"),
+        # Where the server is changes no answer; whether there is one may, as its precision is its own.
+        by="server" if PLAN.served else "engine",
         workdir=WORK / "regenerate",
-    threads: 16
+    threads: 2 if PLAN.served else 16
     resources:
-        gpu=GPUS,
-        mem_mb=64000,
+        gpu=0 if PLAN.served else GPUS,
+        mem_mb=8000 if PLAN.served else 64000,
         runtime=lambda wildcards, attempt: 720 * attempt,
+    localrule: PLAN.served
     shell:
         "python -m draftsmith regenerate --settings {params.settings:q}"
         " --gpus {resources.gpu}"

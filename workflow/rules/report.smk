@@ -15,6 +15,7 @@ rule report:
         manifest=RESULTS / "extract/manifest.json",
         shards=gather.extract(str(RESULTS / "extract/shards/{scatteritem}.json")),
         vocabulary=RESULTS / "vocabulary/vocabulary.json",
+        look=RESULTS / "look/look.json",
         train=RESULTS / "train/train.json",
         export=RESULTS / "draft/export.json",
         evaluate=RESULTS / "evaluate/evaluate.json",

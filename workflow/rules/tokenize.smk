@@ -26,6 +26,7 @@ rule tokenize:
         "../../envs/draftsmith.yaml"
     params:
         settings=PLAN.settings("tokenize"),
+        workdir=WORK / "tokenize",
         conversations=branch(
             PLAN.config.regenerate.enabled,
             then=f"--conversations {RESULTS / 'regenerate/conversations.jsonl'}",
@@ -37,6 +38,6 @@ rule tokenize:
         runtime=lambda wildcards, attempt: 120 * attempt,
     shell:
         "python -m draftsmith tokenize --settings {params.settings:q}"
-        " --target {input.target:q} {params.conversations}"
+        " --target {input.target:q} --workdir {params.workdir:q} {params.conversations}"
         " --rows {output.rows:q} --prompts {output.prompts:q} --report {output.report:q}"
         " 3>&2 > {log:q} 2>&1"

@@ -1,4 +1,4 @@
-"""Breaks one rank of a running extraction, as DRAFTSMITH_FAULT (JSON: kind, rank, step) says; Python imports this file by its name.
+"""Breaks one rank of a running extraction, as DRAFTSMITH_FAULT (JSON: kind, rank, step) says, or lets its engine outlive the driver; Python imports this file by its name.
 
 It is on the path of the tests' own processes alone, and reaches the workers because they inherit it.
 """
@@ -35,6 +35,10 @@ class Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module):
             run(module)
+            if FAULT["kind"] == "outlive":
+                # Imported before the worker is made: it will not look after its driver.
+                sys.modules["draftsmith.driver_watch"].follow_driver = lambda: None
+                return
             module.Recorder.steps_seen = 0
             module.Recorder.execute_model = broken(module.Recorder.execute_model)
 

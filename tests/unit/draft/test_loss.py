@@ -12,7 +12,8 @@ from torch import Tensor
 
 from draftsmith.draft import loss as loss_module
 from draftsmith.draft.config import DraftShape
-from draftsmith.draft.loss import Loss, eager_loss, fast_loss
+from draftsmith.draft.loss import Loss, fast_loss
+from draftsmith.draft.loss_eager import eager_loss
 from draftsmith.draft.teacher import Teacher
 from draftsmith.errors import DraftsmithError
 from draftsmith.train_draft.dataset import Example
@@ -64,6 +65,74 @@ def test_fast_equals_eager(
     assert any(hits.any() for hits in fast.hits)
     for name in wanted:
         torch.testing.assert_close(found[name], wanted[name], atol=1e-6, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("block", [1 << 25, 12 * 4], ids=["one block", "blocks of four slots"])
+def test_gradients_against_differences_in_float64(
+    block: int, shape: DraftShape, pack: Pack, make_draft: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the head and of the states of every step, by torch.autograd.gradcheck."""
+    monkeypatch.setattr(loss_module, "BLOCK", block)
+    _, teacher = make_draft(shape)
+    teacher.head, teacher.draft_head = teacher.head.double(), teacher.draft_head.double()
+    random = torch.Generator().manual_seed(4)
+    states = [
+        torch.randn(count, 16, generator=random, dtype=torch.float64).mul_(0.5).requires_grad_()
+        for count in pack.counts.tolist()
+    ]
+    head = torch.randn(12, 16, generator=random, dtype=torch.float64).mul_(0.5).requires_grad_()
+    final = pack.final.double()
+
+    def loss(head: Tensor, *states: Tensor) -> Tensor:
+        return fast_loss(states, pack.depth, final, head, teacher, pack.counts, 0.8).loss
+
+    assert torch.autograd.gradcheck(loss, (head, *states), fast_mode=True)
+    eager = eager_loss(states, pack.depth, final, head, teacher, pack.counts, 0.8).loss
+    found, expected = (torch.autograd.grad(value, (head, *states)) for value in (loss(head, *states), eager))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-10)
+
+
+@pytest.mark.parametrize("term", [0, 1, 2])
+def test_gradient_of_each_term(term: int, shape: DraftShape, pack: Pack, make_draft: Callable[..., Any]) -> None:
+    """Of one step's term alone, through the whole draft: its slots divided by their count, no other step's."""
+    draft, teacher = make_draft(shape)
+    states = draft(pack, 3)
+    # A count of 10^30 weighs a term by nothing.
+    counts = torch.where(torch.arange(3) == term, pack.counts.double(), torch.tensor(1e30, dtype=torch.float64))
+    loss = fast_loss(states, pack.depth, pack.final, draft.lm_head.weight, teacher, counts, 0.8).loss
+    learnt_from = (pack.depth > term).nonzero().squeeze(1) + term
+    wanted = teacher.logits(pack.final)[learnt_from].softmax(-1)
+    plain = 0.8**term * -(wanted * draft.lm_head(states[term]).log_softmax(-1)).sum(-1).mean()
+    torch.testing.assert_close(loss, plain)
+    parameters = list(draft.parameters())
+    found = torch.autograd.grad(loss, parameters, retain_graph=True)
+    expected = torch.autograd.grad(plain, parameters, allow_unused=True)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, torch.zeros_like(one) if other is None else other, atol=1e-6, rtol=1e-4)
+
+
+def test_loss_is_float32_behind_bfloat16_products(
+    make_shape: Callable[..., DraftShape], make_draft: Callable[..., Any]
+) -> None:
+    """Logits of a scale of 50: the loss is that of the rounded factors to float32's digits; rounded logits would be 0.1 off."""
+    shape = make_shape()
+    _, teacher = make_draft(shape)
+    random = torch.Generator().manual_seed(8)
+    state = torch.randn(30, 16, generator=random) * 4
+    head = torch.randn(12, 16, generator=random) * 4
+    final = torch.randn(30, 16, generator=random)
+    depth, counts = torch.ones(30, dtype=torch.int64), torch.tensor([30])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        result = fast_loss([state], depth, final, head, teacher, counts, 1.0)
+    assert result.loss.dtype == result.sums.dtype == torch.float32
+    logits = state.bfloat16().double() @ head.bfloat16().double().t()
+    wanted = teacher.logits(final).double().softmax(-1)
+    exact = -(wanted * logits.log_softmax(-1)).sum(-1).mean()
+    assert logits.abs().max() > 50
+    assert result.loss.item() == pytest.approx(exact.item(), rel=1e-6)
+    rounded = -(wanted * logits.bfloat16().double().log_softmax(-1)).sum(-1).mean()
+    assert abs(rounded - exact) > 1e-3
 
 
 def test_frozen_head_gets_no_gradient_and_the_rest_the_same(

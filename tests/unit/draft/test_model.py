@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +10,11 @@ import torch
 from torch import Tensor
 
 from draftsmith.draft.config import DraftShape
+from draftsmith.draft.loss import fast_loss
 from draftsmith.draft.model import Eagle3Draft
 from draftsmith.train_draft.dataset import Example
 from draftsmith.train_draft.packing import Pack, collate
+from plain_server import PlainServer
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -23,72 +24,6 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-
-
-class PlainServer:
-    """What vLLM's llama_eagle3.py does for one request, one token at a time with a key cache, in float64.
-
-    Written from that file and from vLLM's rotary embedding, with none of the draft's code: weights by name, positions
-    starting at 0 for the token that takes the state of token 0.
-    """
-
-    def __init__(self, weights: dict[str, Tensor], embedding: Tensor, shape: DraftShape) -> None:
-        self.weights = {name: tensor.detach().double() for name, tensor in weights.items()}
-        self.embedding, self.shape = embedding.double(), shape
-        self.cache: list[tuple[Tensor, Tensor]] = []
-
-    def norm(self, x: Tensor, name: str) -> Tensor:
-        return x / torch.sqrt((x * x).mean() + self.shape.rms_norm_eps) * self.weights[name + ".weight"]
-
-    def frequency(self, pair: int) -> float:
-        rope, width = self.shape.rope, self.shape.head_dim
-        frequency = rope["rope_theta"] ** (-2 * pair / width)
-        if rope["rope_type"] == "llama3":
-            wavelength = 2 * math.pi / frequency
-            turns = rope["original_max_position_embeddings"] / wavelength
-            if turns < rope["low_freq_factor"]:
-                return frequency / rope["factor"]
-            if turns <= rope["high_freq_factor"]:
-                smooth = (turns - rope["low_freq_factor"]) / (rope["high_freq_factor"] - rope["low_freq_factor"])
-                return (1 - smooth) * frequency / rope["factor"] + smooth * frequency
-        return frequency
-
-    def rotate(self, x: Tensor, position: int) -> Tensor:
-        half = self.shape.head_dim // 2
-        angles = torch.tensor([position * self.frequency(pair) for pair in range(half)], dtype=torch.float64)
-        cos, sin = angles.cos(), angles.sin()
-        first, second = x[..., :half], x[..., half:]
-        return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-    def combine(self, aux: Tensor) -> Tensor:
-        parts = list(aux.double())
-        if self.shape.fc_norm:
-            parts = [self.norm(part, f"fc_norm.{number}") for number, part in enumerate(parts)]
-        return self.weights["fc.weight"] @ torch.cat(parts)
-
-    def step(self, token: int, hidden: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Logits and the hidden state to go on with; the token's key and value are appended to the cache."""
-        shape, w = self.shape, self.weights
-        embedded = self.norm(self.embedding[token], "layers.0.input_layernorm")
-        normed = self.norm(hidden, "layers.0.hidden_norm")
-        residual = normed if shape.norm_before_residual else hidden
-        x = torch.cat([embedded, normed])
-        query = self.rotate((w["layers.0.self_attn.q_proj.weight"] @ x).view(shape.heads, -1), position)
-        key = self.rotate((w["layers.0.self_attn.k_proj.weight"] @ x).view(shape.kv_heads, -1), position)
-        self.cache.append((key, (w["layers.0.self_attn.v_proj.weight"] @ x).view(shape.kv_heads, -1)))
-        heads = []
-        for head in range(shape.heads):
-            mine = head * shape.kv_heads // shape.heads
-            keys = torch.stack([pair[0][mine] for pair in self.cache])
-            values = torch.stack([pair[1][mine] for pair in self.cache])
-            heads.append((keys @ query[head] / math.sqrt(shape.head_dim)).softmax(0) @ values)
-        residual = residual + w["layers.0.self_attn.o_proj.weight"] @ torch.cat(heads)
-        x = self.norm(residual, "layers.0.post_attention_layernorm")
-        gate = w["layers.0.mlp.gate_proj.weight"] @ x
-        x = w["layers.0.mlp.down_proj.weight"] @ (gate * gate.sigmoid() * (w["layers.0.mlp.up_proj.weight"] @ x))
-        before = residual + x
-        after = self.norm(before, "norm")
-        return w["lm_head.weight"] @ after, after if shape.norm_output else before
 
 
 def _logits(draft: Eagle3Draft, pack: Pack, steps: int) -> list[Tensor]:
@@ -195,3 +130,34 @@ def test_parameters_are_what_vllm_loads(shape: DraftShape, make_draft: Callable[
         "norm.weight": (16,),
         "lm_head.weight": (12, 16),
     }
+
+
+def test_nothing_of_a_neighbour_reaches_a_row(
+    shape: DraftShape, examples: list[Example], make_draft: Callable[..., Any], make_example: Callable[..., Example]
+) -> None:
+    """Other tokens and states in the row before and behind: this row's logits, loss and gradients are the same to the bit."""
+    draft, teacher = make_draft(shape)
+    mine = examples[2]
+    found = []
+    for seed in (21, 22):
+        # Supervised from their first token on: there a shifted target would lend its slots to the row before.
+        before, behind = (make_example(shape, 9, [(0, 9)], 3, seed + more) for more in (0, 10))
+        pack = collate([before, mine, behind], 3)
+        states = draft(pack, 3)
+        # Of the row before count 7, 6 and 5 slots, of this one 6, 5 and 4.
+        own = [state[start : start + count] for state, start, count in zip(states, (7, 6, 5), (6, 5, 4), strict=True)]
+        alone = collate([mine], 3)
+        loss = fast_loss(own, alone.depth, alone.final, draft.lm_head.weight, teacher, alone.counts, 0.8).loss
+        whole = fast_loss(states, pack.depth, pack.final, draft.lm_head.weight, teacher, pack.counts, 0.8).loss
+        found.append(
+            (
+                [*own, loss, *torch.autograd.grad(loss, list(draft.parameters()), retain_graph=True)],
+                whole,
+                states[0][:7],
+            )
+        )
+    (first, other_loss, other_states), (second, changed_loss, changed_states) = found
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(other_loss, changed_loss)
+    assert not torch.equal(other_states, changed_states)

@@ -25,7 +25,7 @@ HOST = socket.gethostname()
 
 def call(*arguments: object, code: int = 0) -> str:
     """Standard output of ``draftsmith store ARGUMENTS``."""
-    done = CliRunner().invoke(cli.app, ["store", *map(str, arguments)], catch_exceptions=False)
+    done = CliRunner().invoke(cli.app, ["store", *map(str, arguments)], catch_exceptions=False, env={"COLUMNS": "250"})
     assert done.exit_code == code, done.output
     return done.stdout
 

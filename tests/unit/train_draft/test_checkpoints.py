@@ -13,37 +13,74 @@ from draftsmith.train_draft import checkpoints
 def folder(tmp_path: Path) -> Path:
     """Complete checkpoints of steps 5, 10 and 100."""
     for step in (5, 100, 10):
-        checkpoint = tmp_path / f"checkpoint-{step}"
-        checkpoint.mkdir()
-        (checkpoint / "model.safetensors").write_bytes(b"weights")
-        (checkpoint / "optimizer.pt").write_bytes(b"moments")
-        checkpoints.finish(checkpoint, {"seconds": step})
+        staged = tmp_path / checkpoints.STAGING / f"checkpoint-{step}"
+        staged.mkdir(parents=True)
+        (staged / "model.safetensors").write_bytes(b"weights")
+        (staged / "optimizer.pt").write_bytes(b"moments")
+        assert checkpoints.publish(staged, tmp_path, {"seconds": step}) == tmp_path / f"checkpoint-{step}"
     return tmp_path
 
 
 def test_newest_is_by_step_with_its_notes(folder: Path) -> None:
     newest = checkpoints.newest(folder)
     assert newest == folder / "checkpoint-100"
-    assert checkpoints.complete(newest) == {"seconds": 100}
+    assert checkpoints.notes(newest) == {"seconds": 100}
+    assert checkpoints.remove_broken(folder) == []
 
 
-@pytest.mark.parametrize("damage", ["no mark", "cut mark", "cut file", "lost file", "empty folder"])
-def test_incomplete_is_passed_over_and_removed(folder: Path, damage: str) -> None:
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("no mark", "complete.json is missing"),
+        ("cut mark", "complete.json is missing or not readable"),
+        ("old mark", "complete.json is not what this version writes"),
+        ("cut file", "optimizer.pt has 3 bytes instead of 7"),
+        ("other bytes", "optimizer.pt does not have its checksum"),
+        ("lost file", "model.safetensors: No such file"),
+        ("empty folder", "complete.json is missing"),
+    ],
+)
+def test_damaged_is_passed_over_and_removed_with_one_line(folder: Path, damage: str, why: str) -> None:
     broken = folder / "checkpoint-100"
     if damage == "no mark":
         (broken / "complete.json").unlink()
     elif damage == "cut mark":
         (broken / "complete.json").write_text('{"files": {"mod')
+    elif damage == "old mark":
+        (broken / "complete.json").write_text('{"files": {"optimizer.pt": 7}, "notes": {}}')
     elif damage == "cut file":
         (broken / "optimizer.pt").write_bytes(b"mom")
+    elif damage == "other bytes":
+        (broken / "optimizer.pt").write_bytes(b"momentS")
     elif damage == "lost file":
         (broken / "model.safetensors").unlink()
     else:
         for path in broken.iterdir():
             path.unlink()
     assert checkpoints.newest(folder) == folder / "checkpoint-10"
-    assert checkpoints.remove_incomplete(folder) == [broken]
+    (line,) = checkpoints.remove_broken(folder)
+    assert str(broken) in line
+    assert why in line
     assert not broken.exists()
+    assert checkpoints.newest(folder) == folder / "checkpoint-10"
+
+
+def test_what_was_being_saved_is_no_checkpoint_and_goes(folder: Path) -> None:
+    staged = folder / checkpoints.STAGING / "checkpoint-200"
+    staged.mkdir()
+    (staged / "model.safetensors").write_bytes(b"wei")
+    assert checkpoints.newest(folder) == folder / "checkpoint-100"
+    assert checkpoints.remove_broken(folder) == []
+    assert not staged.exists()
+
+
+def test_a_step_that_is_saved_again_replaces_the_old_one(folder: Path) -> None:
+    staged = folder / checkpoints.STAGING / "checkpoint-10"
+    staged.mkdir()
+    (staged / "model.safetensors").write_bytes(b"other")
+    checkpoints.publish(staged, folder, {"seconds": 1})
+    assert sorted(path.name for path in (folder / "checkpoint-10").iterdir()) == ["complete.json", "model.safetensors"]
+    assert checkpoints.fault(folder / "checkpoint-10") is None
 
 
 def test_only_old_checkpoints_are_deleted(folder: Path) -> None:
@@ -52,7 +89,7 @@ def test_only_old_checkpoints_are_deleted(folder: Path) -> None:
     others[1].mkdir()
     checkpoints.keep_newest(folder, 2)
     assert [path.name for path in checkpoints.checkpoints(folder)] == ["checkpoint-10", "checkpoint-100"]
-    checkpoints.remove_incomplete(folder)
+    checkpoints.remove_broken(folder)
     assert all(path.exists() for path in others)
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from draftsmith.train_draft.packing import epoch_packs, make_plan, pack_rows
+from draftsmith.train_draft.plan import epoch_packs, figures, make_plan, pack_rows
 
 LENGTHS = [5, 3, 9, 4, 7, 2, 6, 8, 1, 10, 3, 5]
 
@@ -65,3 +65,36 @@ def test_max_steps_wins_over_epochs_exactly() -> None:
 def test_longer_plan_begins_like_the_shorter() -> None:
     short = make_plan(LENGTHS, 12, seed=5, epochs=1, max_steps=None, group=1)
     assert make_plan(LENGTHS, 12, seed=5, epochs=3, max_steps=None, group=1).packs[: len(short.packs)] == short.packs
+
+
+def test_a_pass_takes_a_row_as_often_as_it_says() -> None:
+    repeats = [1, 3, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    packs = epoch_packs(LENGTHS, 12, seed=0, epoch=0, repeats=repeats)
+    seen = Counter(row for pack in packs for row in pack)
+    assert [seen[row] for row in range(12)] == repeats
+    # Once each is the same as not saying it, to the order.
+    assert epoch_packs(LENGTHS, 12, 0, 0, [1] * 12) == epoch_packs(LENGTHS, 12, 0, 0)
+    plan = make_plan(LENGTHS, 12, seed=0, epochs=2, max_steps=None, group=1, repeats=repeats)
+    twice = Counter(row for pack in plan.packs for row in pack)
+    assert [twice[row] for row in range(12)] == [2 * times for times in repeats]
+
+
+def test_how_full_packs_are_by_hand() -> None:
+    """6+4, 5+3+2 and 8 of 10: 28 of 30 tokens."""
+    lengths = [6, 5, 4, 3, 2, 8]
+    packs = pack_rows(lengths, range(6), 10)
+    assert figures(lengths, packs, 10) == {"pack_tokens": 10, "packs": 3, "fill": 0.9333}
+    assert figures([], [], 10) == {"pack_tokens": 10, "packs": 0, "fill": 0.0}
+
+
+def test_a_step_is_the_same_packs_on_any_number_of_processes() -> None:
+    """Five packs a step on 1, 2, 3 and 8 processes: as many on each, some of them empty, and the same five together."""
+    plan = make_plan([5] * 20, 8, seed=0, epochs=1, max_steps=None, group=5)
+    assert plan.steps == 4
+    for world, each in ((1, 5), (2, 3), (3, 2), (8, 1)):
+        assert plan.per_rank(world) == each
+        ranks = [plan.of_rank(rank, world) for rank in range(world)]
+        assert {len(packs) for packs in ranks} == {4 * each}
+        for step in range(4):
+            taken = [pack for packs in ranks for pack in packs[step * each : (step + 1) * each] if pack]
+            assert sorted(taken) == sorted(plan.packs[step * 5 : step * 5 + 5])

@@ -76,13 +76,15 @@ class DraftShape:
         )
 
 
-def draft_shape(target: Mapping[str, Any], train: Train, draft_vocab: int) -> DraftShape:
-    """The shape of the draft for the target of ``target.json``.
+def draft_shape(
+    target: Mapping[str, Any], train: Train, draft_vocab: int, text: Mapping[str, Any] | None = None
+) -> DraftShape:
+    """The shape of the draft for the target of ``target.json``; ``text`` is its language model's config where that is known.
 
     Raises :class:`DraftsmithError` when the checkpoint's config lacks a size that has no sensible default.
     """
-    folder = Path(target["path"])
-    text = text_config(folder, bool(target.get("trust_remote_code")))
+    if text is None:
+        text = text_config(Path(target["path"]), bool(target.get("trust_remote_code")))
     hidden, vocab = int(target["hidden_size"]), int(target["vocab_size"])
     if draft_vocab > vocab:
         raise DraftsmithError(

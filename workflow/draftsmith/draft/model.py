@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
-from draftsmith.draft.attention import Segment, prefix_attention
+from draftsmith.draft.attention import Segment, chosen
 from draftsmith.draft.slots import left_at
 
 if TYPE_CHECKING:
+    from draftsmith.draft.attention import Kind
     from draftsmith.draft.config import DraftShape
 
 
@@ -51,8 +52,10 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis; float32."""
-        return functional.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+        """Normalise the last axis; float32, or float64 where that comes in."""
+        return functional.rms_norm(
+            x.to(torch.promote_types(x.dtype, torch.float32)), self.weight.shape, self.weight, self.eps
+        )
 
 
 class Attention(nn.Module):
@@ -114,6 +117,7 @@ class Eagle3Draft(nn.Module):
         self.layers = nn.ModuleList([Layer(shape)])
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.lm_head = nn.Linear(shape.hidden_size, shape.draft_vocab, bias=False)
+        self._attend = chosen("auto", "cpu")
 
     def combine(self, aux: Tensor) -> Tensor:
         """Hidden state of step 0: [T, layers x H] -> [T, H]."""
@@ -123,6 +127,14 @@ class Eagle3Draft(nn.Module):
         # Where autocast is on it casts by itself, and a detour over float32 would be the largest tensor of all.
         return self.fc(aux if torch.is_autocast_enabled(aux.device.type) else aux.to(self.fc.weight.dtype))
 
+    def prepare(self, attention: Kind, device: str, fuse: bool) -> None:
+        """Choose the form of attention and whether torch.compile fuses what lies around it, for rows on ``device``."""
+        self._attend = chosen(attention, device)
+        for name in ("_both", "_key_and_value", "_query", "_rest"):
+            method = getattr(type(self), name)
+            # Sizes change with every pack, so none is compiled in.
+            setattr(self, name, torch.compile(method, dynamic=True).__get__(self) if fuse else method.__get__(self))
+
     def forward(self, rows: Rows, steps: int) -> list[Tensor]:
         """Run ``steps`` steps of the training-time test (:mod:`draftsmith.draft.slots`).
 
@@ -130,19 +142,14 @@ class Eagle3Draft(nn.Module):
         in their order; fewer than ``steps`` where no slot counts any more.
         """
         layer: Layer = self.layers[0]  # type: ignore[assignment]
-        attention = layer.self_attn
-        embedded = layer.input_layernorm(functional.embedding(rows.input_ids, self.embed_tokens))
+        embedded = _cast(layer.input_layernorm(functional.embedding(rows.input_ids, self.embed_tokens)))
         hidden = self.combine(rows.aux)
-        normed = layer.hidden_norm(hidden)
-        both = torch.cat([embedded, normed], -1)
+        both, residual = self._both(embedded, hidden)
         cos, sin = self._rotation(rows.positions, both)
-        key = _rotate(attention.heads(attention.k_proj(both)), cos, sin)
-        value = attention.heads(attention.v_proj(both))
+        key, value = self._key_and_value(both, cos, sin)
 
         slots = rows.slots
-        both, residual = both[slots], (normed if self.shape.norm_before_residual else hidden)[slots]
-        cos, sin = cos[slots], sin[slots]
-        seen = slots
+        both, residual, cos, sin = both[slots], residual[slots], cos[slots], sin[slots]
         own: list[tuple[Tensor, Tensor]] = []
         left = torch.arange(len(rows.depth))
         outputs: list[Tensor] = []
@@ -154,25 +161,36 @@ class Eagle3Draft(nn.Module):
                 if not len(left):
                     break
                 still = still.to(slots.device)
-                hidden = fed_back[still]
-                slots, seen = slots[still], seen[still]
-                normed = layer.hidden_norm(hidden)
-                residual = normed if self.shape.norm_before_residual else hidden
-                both = torch.cat([embedded[slots + step], normed], -1)
+                slots = slots[still]
+                both, residual = self._both(embedded[slots + step], fed_back[still])
                 cos, sin = self._rotation(rows.positions[slots] + step, both)
                 own = [(each_key[still], each_value[still]) for each_key, each_value in own]
-                own_key = _rotate(attention.heads(attention.k_proj(both)), cos, sin)
-                own.append((own_key, attention.heads(attention.v_proj(both))))
-            query = _rotate(attention.heads(attention.q_proj(both)), cos, sin)
-            mixed = prefix_attention(query, key, value, own, seen, _segments(rows, left))
-            output, fed_back = self._rest(attention.o_proj(mixed.flatten(-2)), residual)
+                own.append(self._key_and_value(both, cos, sin))
+            query = self._query(both, cos, sin)
+            mixed = self._attend(query, key, value, own, slots, _segments(rows, left))
+            output, fed_back = self._rest(mixed, residual)
             outputs.append(output)
         return outputs
+
+    def _both(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What attention projects, [T, 2H], and the layer's residual, [T, H]."""
+        layer: Layer = self.layers[0]  # type: ignore[assignment]
+        normed = layer.hidden_norm(hidden)
+        return torch.cat([embedded, _cast(normed)], -1), normed if self.shape.norm_before_residual else hidden
+
+    def _key_and_value(self, both: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        attention: Attention = self.layers[0].self_attn  # type: ignore[union-attr, assignment]
+        key = _rotate(attention.heads(attention.k_proj(both)), cos, sin)
+        return key, attention.heads(attention.v_proj(both))
+
+    def _query(self, both: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        attention: Attention = self.layers[0].self_attn  # type: ignore[union-attr, assignment]
+        return _rotate(attention.heads(attention.q_proj(both)), cos, sin)
 
     def _rest(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """The layer behind attention, and the final norm: lm_head's input and the hidden state that the next step takes."""
         layer: Layer = self.layers[0]  # type: ignore[assignment]
-        residual = residual + mixed
+        residual = residual + layer.self_attn.o_proj(mixed.flatten(-2))
         # vLLM calls this sum hidden_prenorm: it is what the next step is fed with, unless norm_output is set.
         before = layer.mlp(layer.post_attention_layernorm(residual)) + residual
         normed = self.norm(before)
@@ -184,6 +202,12 @@ class Eagle3Draft(nn.Module):
         return cos[0][:, None], sin[0][:, None]
 
 
+def _cast(x: Tensor) -> Tensor:
+    """``x`` in the precision of the matrix products that take it: once, and half as large, where several do."""
+    device = x.device.type
+    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
+
+
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate [T, heads, d] by cos and sin [T, 1, d]; keeps the dtype of ``x``."""
     return (x * cos + rotate_half(x) * sin).to(x.dtype)
@@ -192,7 +216,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _segments(rows: Rows, left: Tensor) -> list[Segment]:
     """The rows of a pack that still have queries; ``left`` int64 [N_k] indexes the slots that counted at step 0."""
     segments = []
-    ends = torch.searchsorted(left, torch.tensor(rows.counted).cumsum(0)).tolist()
+    ends = torch.searchsorted(left, torch.tensor(rows.counted, dtype=torch.int64).cumsum(0)).tolist()
     query = key = 0
     for width, end in zip(rows.widths, ends, strict=True):
         if end > query:

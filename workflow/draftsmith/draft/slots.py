@@ -52,3 +52,15 @@ def left_at(depth: Tensor, step: int) -> Tensor:
 def counts(depth: Tensor, steps: int) -> Tensor:
     """How many slots count at each step: int64 [steps]."""
     return (depth[:, None] > torch.arange(steps)).sum(0)
+
+
+def span_ends(slots: Tensor, counted: Sequence[int]) -> list[int]:
+    """Entries of the list of counted slots that lie behind the last one of a span, ascending; the last is N.
+
+    ``slots`` int64 [N] are ascending places in a pack, ``counted`` the entries of each row. The last token of a span has no
+    slot that counts, so that neighbouring slots of a row are of one span.
+    """
+    if not len(slots):
+        return []
+    breaks = ((slots.diff() != 1).nonzero().squeeze(1) + 1).tolist()
+    return sorted({*breaks, *torch.tensor(counted).cumsum(0).tolist()})

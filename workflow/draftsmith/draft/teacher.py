@@ -59,8 +59,8 @@ class Teacher:
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """left [n, H] times right [m, H] transposed, both of one dtype: [n, m] float32, sums not rounded to less."""
-    if left.dtype == torch.float32:
+    """left [n, H] times right [m, H] transposed, both of one dtype: [n, m] of at least float32, sums not rounded to less."""
+    if left.dtype in (torch.float32, torch.float64):
         return left @ right.t()
     if left.is_cuda:
         return torch.mm(left, right.t(), out_dtype=torch.float32)

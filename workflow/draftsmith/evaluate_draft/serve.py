@@ -9,11 +9,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from draftsmith import engine, vllm_compat
+from draftsmith import driver_watch, engine, progress_file, vllm_compat
+from draftsmith.clean_gpus import leftovers
 from draftsmith.config import Config
 from draftsmith.evaluate_draft.counts import Counts
 from draftsmith.files import read_json, write_json
 from draftsmith.log import log
+from draftsmith.scratch import scratch
 
 
 def serve(job: dict[str, Any]) -> dict[str, Any]:
@@ -22,13 +24,20 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     Returns the outputs (token ids, one list a prompt), tokens/s over the generation alone, and each domain's counts.
     """
     config = Config.model_validate(job["config"])
-    engine.prepare_environment(config)
+    with scratch() as sockets:
+        return _serve(job, config, sockets)
+
+
+def _serve(job: dict[str, Any], config: Config, sockets: Path) -> dict[str, Any]:
+    engine.prepare_environment(config, sockets)
     from vllm import LLM, SamplingParams, TokensPrompt
 
     vllm_compat.pass_over_foreign_objects()
+    progress_file.report(0, len(job["prompts"]), "prompts", phase=f"{job['name']}: loading the engine", always=True)
     begun = time.perf_counter()
     llm = LLM(**job["arguments"] | {"disable_log_stats": False})
     loaded = time.perf_counter() - begun
+    leftovers.remember()
     settings = config.evaluate
     sampling = SamplingParams(
         temperature=settings.temperature, max_tokens=settings.max_tokens, seed=0, detokenize=False
@@ -47,11 +56,15 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
         seconds += time.perf_counter() - start
         domains[domain] = {"prompts": len(prompts), **dataclasses.asdict(Counts.read(llm.get_metrics()).since(before))}
         outputs += answers
+        progress_file.report(
+            len(outputs), len(job["prompts"]), "prompts", phase=job["name"], tokens_per_second=sum(map(len, outputs)) / seconds, always=True
+        )  # fmt: skip
         log(
             f"evaluate: {job['name']}: {domain}: {sum(map(len, answers))} tokens, acceptance length {Counts.of([domains[domain]]).acceptance_length:.2f}"
         )
     # Now and not by the garbage collector: the next serving needs the memory.
     llm.llm_engine.engine_core.shutdown()
+    leftovers.forget()
     tokens = sum(map(len, outputs))
     return {
         "outputs": outputs,
@@ -65,4 +78,6 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    # The stage that waits for the result may be killed; nobody would end this serving then.
+    driver_watch.follow_parent()
     write_json(Path(sys.argv[2]), serve(read_json(Path(sys.argv[1]))))

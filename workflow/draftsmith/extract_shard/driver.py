@@ -18,9 +18,10 @@ from draftsmith.extract_shard.progress import Progress
 from draftsmith.extract_shard.publish import HeadCheck, Publisher
 from draftsmith.extract_shard.session import Session
 from draftsmith.extract_shard.space import Room, is_full
-from draftsmith.extract_shard.staging import scratch, staging
+from draftsmith.extract_shard.staging import staging
 from draftsmith.extract_shard.tries import Tries, remembered, suspects
 from draftsmith.log import log
+from draftsmith.scratch import scratch
 from draftsmith.signals import Termination
 
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from draftsmith import vllm_compat
 from draftsmith.extract_shard import ledger
+from draftsmith.followed_worker import FollowedWorker
 
 STAGES = {
     "init_device": "start",
@@ -27,10 +27,8 @@ STAGES = {
     "sample_tokens": "step",
 }
 
-_Worker: Any = vllm_compat.worker_class()
 
-
-class LoudWorker(_Worker):  # type: ignore[misc]
+class LoudWorker(FollowedWorker):
     """The platform's worker; each method of :data:`STAGES` records what it raises, and raises it on."""
 
 
@@ -51,5 +49,5 @@ def _loud(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _name in STAGES:
-    if hasattr(_Worker, _name):
-        setattr(LoudWorker, _name, _loud(_name, getattr(_Worker, _name)))
+    if hasattr(FollowedWorker, _name):
+        setattr(LoudWorker, _name, _loud(_name, getattr(FollowedWorker, _name)))

@@ -16,6 +16,8 @@ from draftsmith.rows import read_rows, stored_length
 
 _FILE_BYTES = 128 << 20
 _MOST_TOKENS = 8192
+IN_WRITING = 12
+"""Batches that may be waiting for the disk, each in a buffer of its own."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,14 @@ def batch_tokens(asked: int | None, bytes_per_token: int) -> int:
     A file is written by one thread, so small files let all of them share the end of a run.
     """
     return asked or max(512, min(_MOST_TOKENS, _FILE_BYTES // bytes_per_token))
+
+
+def buffers(step_tokens: int, batch_tokens: int, batches: int) -> int:
+    """Buffers of a batch each that the engine's process holds, for steps of ``step_tokens`` and ``batches`` of at most ``batch_tokens``.
+
+    What a step brings is open until its end; one more batch has begun, and one is about to.
+    """
+    return min(IN_WRITING + step_tokens // batch_tokens + 2, batches)
 
 
 def pack(rows: Sequence[PlannedRow], batch_tokens: int) -> list[list[PlannedRow]]:

@@ -10,6 +10,7 @@ from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
+from draftsmith import progress_file
 from draftsmith.extract_shard.publish import Publisher
 from draftsmith.log import log
 
@@ -71,6 +72,11 @@ class Progress:
         self._window.append((now, self.done_tokens))
         rest = self.tokens - self.done_tokens
         left = f", about {_duration(rest / rate)} left" if rest and rate else ""
+        progress_file.report(
+            self.done_rows, self.rows, "rows", tokens=self.done_tokens, tokens_per_second=rate, seconds_left=rest / rate if rate else None,
+            batches=publisher.batches, written=publisher.bytes, failed=len(publisher.failed),
+            failures=[f"{entry['type']}: {entry['message']}" for entry in publisher.failed.values()], always=always,
+        )  # fmt: skip
         failed = f", {len(publisher.failed)} rows failed" if publisher.failed else ""
         log(
             f"extract: {self.done_rows}/{self.rows} rows, {rate:,.0f} tokens/s, {publisher.batches} batches "
@@ -132,6 +138,7 @@ class LoadPhases(threading.Thread):
                 phrase = phase(line)
                 if phrase is not None and phrase not in self._seen:
                     self._seen.add(phrase)
+                    progress_file.report(None, phase=f"loading: {phrase[:100]}", always=True)
                     _console(phrase)
 
 

@@ -14,9 +14,11 @@ from typing import Any
 
 import psutil
 
-from draftsmith import engine, hardware, store, vllm_compat
+from draftsmith import engine, hardware, progress_file, store, vllm_compat
+from draftsmith.clean_gpus import leftovers
 from draftsmith.config import Config
 from draftsmith.extract_shard import ledger
+from draftsmith.extract_shard import plan as plan_of
 from draftsmith.extract_shard.ledger import ERRORS
 from draftsmith.extract_shard.plan import PlannedRow
 from draftsmith.extract_shard.progress import LoadPhases, Progress
@@ -26,8 +28,6 @@ from draftsmith.files import write_json
 from draftsmith.log import log
 
 Batches = Sequence[Sequence[PlannedRow]]
-# Batches that may be waiting for the disk, each in a buffer of its own.
-_IN_WRITING = 12
 _END_SECONDS = 15.0
 
 
@@ -65,6 +65,7 @@ class Session:
         self.step_tokens = int(arguments["max_num_batched_tokens"])
         arguments["worker_cls"] = "draftsmith.extract_shard.loud_worker.LoudWorker"
         log(f"extract: loading {self.target['path']}")
+        progress_file.report(None, phase="loading the engine", always=True)
         # For the log alone: a terminal has no room for it.
         print(f"vllm.LLM(**{arguments})", file=sys.stderr, flush=True)
         begun = time.perf_counter()
@@ -103,6 +104,7 @@ class Session:
                 self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
         end_all([child for child in children if not _tracker(child)], _END_SECONDS)
+        leftovers.forget()
 
     @property
     def killed(self) -> dict[str, Any] | None:
@@ -120,13 +122,12 @@ class Session:
         )  # fmt: skip
         head, places = store.layout(header)
         size = max(at + length for at, length in places.values()) - len(head)
-        # What a step brings is open until its end; one more batch has begun, and one is about to.
-        buffers = min(_IN_WRITING + self.step_tokens // tokens + 2, len(batches))
+        buffers = plan_of.buffers(self.step_tokens, tokens, len(batches))
         self.buffered_bytes = size * buffers
         plan = {
             "fingerprint": key, "target": target["fingerprint"], "layers": target["layers"], "num_layers": target["num_layers"],
             "hidden_size": target["hidden_size"], "dtype": dtype, "storage": storage, "buffer_tokens": tokens, "buffer_bytes": size,
-            "buffers": buffers, "in_writing": _IN_WRITING,
+            "buffers": buffers, "in_writing": plan_of.IN_WRITING,
             "writer_threads": self.config.extract.writer_threads or (1 if hardware.device() == "cpu" else 8),
         }  # fmt: skip
         write_json(self.staging / "plan.json", plan)
@@ -141,6 +142,7 @@ class Session:
         )
         self._watch = Watch(self.errors, {answer["rank"]: answer["pid"] for answer in answers})
         self._watch.start()
+        leftovers.remember()
         self.seconds["attach"] = time.perf_counter() - begun
 
     def rpc(self, method: str, *args: Any) -> list[dict[str, Any]]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.extract_shard import ledger
-from draftsmith.extract_shard.capture import Unreadable
 from draftsmith.extract_shard.plan import PlannedRow
 
 Entry = dict[str, Any]
@@ -44,6 +43,9 @@ def suspects(entries: Sequence[Entry], running: Sequence[str]) -> list[str]:
 
     None when the model itself cannot be read.
     """
+    # Here, as it brings torch, and others look at a plan without.
+    from draftsmith.extract_shard.capture import Unreadable
+
     for entry in entries:
         if entry["type"] == Unreadable.__name__:
             return []

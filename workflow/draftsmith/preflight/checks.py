@@ -11,7 +11,7 @@ from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import check_writable
 from draftsmith.layers import resolve_layers
-from draftsmith.preflight import machine, model, text
+from draftsmith.preflight import machine, model, served, text
 from draftsmith.preflight.subject import Subject
 from draftsmith.verdict import Check, Found, made
 
@@ -25,6 +25,7 @@ CHECKS: dict[str, Callable[[Subject], Found]] = {
     "row lengths": text.lengths,
     "vocabulary": text.vocabulary,
     "chat template": text.template,
+    "served prompts": served.prompts,
     "supervision": text.supervision,
     "GPUs": machine.gpus,
     "memory": machine.memory,

@@ -7,12 +7,13 @@ from draftsmith.preflight.subject import MARGIN, Subject, needed
 from draftsmith.rows import read_rows
 from draftsmith.verdict import Found
 
-_TURNS: list[Message] = [
+TURNS: list[Message] = [
     {"role": "user", "content": "Which planet is called red?"},
     {"role": "assistant", "content": "Mars is called the red planet."},
     {"role": "user", "content": "How many moons does it have?"},
     {"role": "assistant", "content": "It has two moons, Phobos and Deimos."},
 ]
+"""A conversation that every chat template must be able to render."""
 # A model's vocabulary is padded, by some percent; a tokenizer of less than this share of it is another model's.
 _LEAST_SHARE = 0.5
 
@@ -65,13 +66,13 @@ def template(subject: Subject) -> Found:
     chat = needed(lambda: subject.chat, "vocabulary")
     mend = "correct chat_template.jinja (or the key chat_template of tokenizer_config.json) beside the tokenizer, or tokenize.template_args"
     try:
-        whole, prompt = chat.render(_TURNS, None, prompt=False), chat.render(_TURNS[:-1], None, prompt=True)
+        whole, prompt = chat.render(TURNS, None, prompt=False), chat.render(TURNS[:-1], None, prompt=True)
     except Unusable as error:
         return "fail", f"the chat template fails on a conversation of two turns ({error.detail}); {mend}"
-    lost = [turn for turn in _TURNS if turn["content"] not in whole]
+    lost = [turn for turn in TURNS if turn["content"] not in whole]
     if lost:
         return "fail", f"the chat template leaves out what the {lost[0]['role']} said; {mend}"
-    if _TURNS[2]["content"] not in prompt:
+    if TURNS[2]["content"] not in prompt:
         return "fail", f"the chat template leaves out the question when it asks for an answer; {mend}"
     ids = chat.encode(prompt).ids
     size = subject.target["vocab_size"]

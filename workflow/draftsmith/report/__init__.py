@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import jinja2
 from plotly.offline import get_plotlyjs
@@ -14,8 +15,8 @@ from draftsmith.config import Config
 from draftsmith.files import atomic_path
 from draftsmith.log import log
 from draftsmith.report import dag, model, stages
-from draftsmith.report.data import Gathered, gather
-from draftsmith.report.sections import every, overview
+from draftsmith.report.data import REPORTS, Gathered, gather
+from draftsmith.report.sections import every, of_data, overview
 from draftsmith.report.sections.workflow import box
 
 
@@ -28,15 +29,38 @@ def run(config: Config, *, results: Path, benchmarks: Path, rulegraph: Path | No
     """
     gathered = gather(config, results, benchmarks)
     graph = dag.read_mermaid(rulegraph) if rulegraph else stages.graph(regenerated="regenerate" in gathered.reports)
-    with atomic_path(page) as temporary:
-        temporary.write_text(_render(gathered, graph), encoding="utf-8")
+    _write(
+        page,
+        gathered,
+        title=config.report.title,
+        tiles=overview.tiles(gathered),
+        notices=overview.notices(gathered),
+        drawing=dag.draw(graph, lambda name: box(gathered, name)),
+        sections=every(gathered, graph),
+    )
     log(
         f"report: {page}, {page.stat().st_size / 1e6:.1f} MB, of {len(gathered.reports)} stages and "
         f"{gathered.benchmarks.count()} measured jobs"
     )
 
 
-def _render(gathered: Gathered, graph: dag.Graph) -> str:
+def draw_data(config: Config, given: Mapping[str, dict[str, Any]], page: Path) -> None:
+    """Draw what is known before anything is extracted as ``page``: ``given`` are figures by stage, look's among them."""
+    gathered = Gathered(config, Path())
+    gathered.reports = dict(given)
+    gathered.absent = {stage: f"no file of the stage {stage} was given" for stage in REPORTS if stage not in given}
+    _write(
+        page,
+        gathered,
+        title=f"{config.name}: the data",
+        tiles=overview.data_tiles(gathered),
+        notices=[],
+        drawing=None,
+        sections=of_data(gathered),
+    )
+
+
+def _write(page: Path, gathered: Gathered, **parts: Any) -> None:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("draftsmith.report", "templates"),
         autoescape=True,
@@ -47,18 +71,17 @@ def _render(gathered: Gathered, graph: dag.Graph) -> str:
     templates.tests.update(
         {name: _is(kind) for name, kind in (("bar", model.Bar), ("link", model.Link), ("shown", model.Shown))}
     )
-    return templates.get_template("page.html").render(
-        title=gathered.config.report.title,
+    content = templates.get_template("page.html").render(
         name=gathered.config.name,
         source=gathered.of("get_target").get("source"),
         version=__version__,
         date=time.strftime("%Y-%m-%d %H:%M %z"),
-        tiles=overview.tiles(gathered),
-        notices=overview.notices(gathered),
-        drawing=dag.draw(graph, lambda name: box(gathered, name)),
-        sections=every(gathered, graph),
         plotly=get_plotlyjs(),
+        **parts,
     )
+    with atomic_path(page) as temporary:
+        # A token may end in half of a surrogate pair, which has no UTF-8 form.
+        temporary.write_text(content, encoding="utf-8", errors="replace")
 
 
 def _is(kind: type) -> Callable[[object], bool]:

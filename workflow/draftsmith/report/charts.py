@@ -18,6 +18,8 @@ Points = Sequence[tuple[float, Number]]
 SERIES = ("var(--series-1)", "var(--series-2)", "var(--series-3)", "var(--series-4)")
 _STEPS = 7
 _HEIGHT = 300
+# Characters of a label.
+_LABEL = 32
 
 
 def ordered(count: int) -> list[str]:
@@ -64,6 +66,9 @@ def lines(
                 ticks.append(at)
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
     figure.update_yaxes(title=y, tickformat=".0%" if percent else None, rangemode="tozero" if from_zero else "normal")
+    if percent and len({value for points in curves.values() for _, value in points if value is not None}) == 1:
+        # Around a constant, plotly would show shares of more than everything.
+        figure.update_yaxes(range=[0, 1.05])
     if mark is not None:
         at, value, label = mark
         figure.add_trace(
@@ -99,6 +104,31 @@ def stacked(groups: Sequence[str], parts: Mapping[str, Sequence[Number]], *, x: 
     figure = _figure(traces, legend=True, height=_bar_height(len(groups)))
     figure.update_layout(barmode="stack", hovermode="y unified")
     figure.update_xaxes(title=x)
+    figure.update_yaxes(autorange="reversed", type="category", automargin=True)
+    return _json(figure)
+
+
+def compared(groups: Sequence[str], series: Mapping[str, Sequence[Number]], *, x: str) -> dict[str, Any]:
+    """Horizontal bars of shares, for each group one of each series."""
+    traces = [
+        go.Bar(
+            y=_plain(groups),
+            x=list(values),
+            name=name,
+            orientation="h",
+            marker={"color": SERIES[place % len(SERIES)]},
+            text=["" if value is None else format(value, ".1%") for value in values],
+            textposition="outside",
+            cliponaxis=False,
+            textfont={"color": "var(--ink)"},
+            hovertemplate="%{x:.1%}",
+        )
+        for place, (name, values) in enumerate(series.items())
+    ]
+    figure = _figure(traces, legend=len(traces) > 1, height=_bar_height(len(groups) * max(len(traces), 1)))
+    figure.update_layout(barmode="group", bargap=0.3, hovermode="y unified")
+    longest = max([value for values in series.values() for value in values if value is not None], default=0)
+    figure.update_xaxes(title=x, tickformat=".0%", range=[0, longest * 1.15 or 1])
     figure.update_yaxes(autorange="reversed", type="category", automargin=True)
     return _json(figure)
 
@@ -175,8 +205,13 @@ def columns(
 
 
 def _plain(names: Sequence[str]) -> list[str]:
-    """Names from data as they are: plotly takes some tags in labels for markup."""
-    return [html.escape(name, quote=False) for name in names]
+    """Names from data as they are, as plotly takes some tags in labels for markup, but no longer than a chart can bear."""
+    short: list[str] = []
+    for name in names:
+        label = name if len(name) <= _LABEL else f"{name[: _LABEL - 1]}…"
+        # Of one name there would be one bar.
+        short.append(label if label not in short else f"{label} ({len(short) + 1})")
+    return [html.escape(label, quote=False) for label in short]
 
 
 def _bar_height(bars: int) -> int:

@@ -22,6 +22,7 @@ REPORTS = {
     "dry_run": "dry_run.json",
     "merge_manifest": "extract/manifest.json",
     "map_vocabulary": "vocabulary/vocabulary.json",
+    "look": "look/look.json",
     "train_draft": "train/train.json",
     "export_draft": "draft/export.json",
     "evaluate_draft": "evaluate/evaluate.json",

@@ -93,6 +93,38 @@ class Detail:
 
 
 @dataclass(frozen=True)
+class Token:
+    """A token of a row: its place and id, and its text in pieces, of which each has a sign for what cannot be seen."""
+
+    place: int
+    id: Any
+    special: bool
+    marks: Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Tokens in a row that are all supervised or all not, or, with ``gap``, some that are left out."""
+
+    start: int
+    supervised: bool
+    tokens: Sequence[Token]
+    gap: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A row, token by token; ``title`` says why it is shown, ``spans`` tells the supervised ones in words."""
+
+    id: str
+    title: str
+    summary: str
+    facts: Sequence[Fact]
+    runs: Sequence[Run]
+    spans: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something that the reader must not miss."""
 
@@ -113,4 +145,5 @@ class Section:
     facts: list[Fact] = field(default_factory=list)
     charts: list[Chart] = field(default_factory=list)
     tables: list[Table] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     details: list[Detail] = field(default_factory=list)

@@ -29,6 +29,7 @@ _STAGES = (
     ),
     Stage("merge_manifest", "one manifest for all shards", "extraction", ("tokenize", "extract_shard")),
     Stage("map_vocabulary", "the tokens that the draft may propose", "vocabulary", ("get_target", "tokenize")),
+    Stage("look", "rows with their masks, domains, languages", "rows", ("get_target", "tokenize", "map_vocabulary")),
     Stage(
         "train_draft",
         "the draft learns the target's predictions",
@@ -56,6 +57,7 @@ _STAGES = (
             "extract_shard",
             "merge_manifest",
             "map_vocabulary",
+            "look",
             "train_draft",
             "export_draft",
             "evaluate_draft",

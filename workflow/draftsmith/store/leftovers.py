@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
-import socket
 from pathlib import Path
 from typing import Literal
 
@@ -16,8 +14,8 @@ from draftsmith.store.format import SUFFIX
 from draftsmith.store.verification import DAMAGED
 
 STAGING = ".staging"
-# As extract_shard names them: shard, host and process id.
-_OWNED = re.compile(r"\d+-of-\d+-(.+)-(\d+)")
+# As extract_shard names them: shard, then host and process id.
+_SHARD = r"\d+-of-\d+"
 
 
 class Leftover(BaseModel):
@@ -49,23 +47,17 @@ def staging(folder: Path) -> list[Leftover]:
     """Staging folders in the folder of a fingerprint; those may go whose process, of this host, is gone."""
     found = []
     for path in sorted((folder / STAGING).glob("*")):
-        removable, note = _owner(path.name)
+        removable, note = _owner(path)
         found.append(Leftover(kind="staging", path=path, bytes=size(path), removable=removable, note=note))
     return found
 
 
-def _owner(name: str) -> tuple[bool, str]:
-    import psutil
+def _owner(path: Path) -> tuple[bool, str]:
+    # Not at the head: `draftsmith --help` imports this module, and psutil takes its time.
+    from draftsmith.owned_folders import owner
 
-    match = _OWNED.fullmatch(name)
-    if match is None:
-        return False, "not named like a staging folder of extract_shard"
-    host, pid = match[1], int(match[2])
-    if host != socket.gethostname():
-        return False, f"of process {pid} on {host}, which may be alive: look from there"
-    if psutil.pid_exists(pid):
-        return False, f"of process {pid}, which is alive"
-    return True, f"of process {pid}, which is gone"
+    found = owner(path, _SHARD)
+    return (False, "not named like a staging folder of extract_shard") if found is None else (found.gone, found.note)
 
 
 def damaged(folder: Path) -> list[Leftover]:
@@ -98,7 +90,7 @@ def remove(item: Leftover, store: Path) -> None:
     if path.is_symlink() or store.resolve() not in path.resolve().parents:
         raise DraftsmithError(f"{path}: is a link, or does not lie in {store}; remove it by hand")
     if item.kind == "staging":
-        removable, note = _owner(path.name)
+        removable, note = _owner(path)
         if not removable:
             raise DraftsmithError(f"{path}: is {note}; it stays")
     if item.kind == "fingerprint" and not (now := fingerprint(path)).removable:

@@ -36,12 +36,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Row:
-    """One row as rows.parquet has it: its supervised spans are half open."""
+    """One row as rows.parquet has it: its supervised spans are half open, and a pass takes it ``repeats`` times."""
 
     row_id: str
     length: int
     starts: tuple[int, ...]
     ends: tuple[int, ...]
+    repeats: int = 1
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ def usable_rows(table: pd.DataFrame, split: str, manifest: Mapping[str, Any], or
                 int(entry["length"]),
                 tuple(int(start) for start in entry["span_starts"]),
                 tuple(int(end) for end in entry["span_ends"]),
+                int(entry.get("repeats", 1)),
             )
             # A span of one token asks for nothing: the target gives it itself.
             if len(counted_slots(row.starts, row.ends, row.length, 1)[0]):

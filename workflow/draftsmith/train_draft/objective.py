@@ -17,12 +17,22 @@ class Objective(nn.Module):
     # Trainer: the loss is already divided by what the whole group counts.
     accepts_loss_kwargs = True
 
-    def __init__(self, draft: Eagle3Draft, teacher: Teacher, steps: int, decay: float, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        draft: Eagle3Draft,
+        teacher: Teacher,
+        steps: int,
+        decay: float,
+        dtype: torch.dtype,
+        fuse: bool = False,
+    ) -> None:
+        """``fuse`` is as in :func:`draftsmith.draft.loss.fast_loss`."""
         super().__init__()
         self.draft = draft
         self.steps = steps
         self.decay = decay
         self.dtype = dtype
+        self.fuse = fuse
         # Not a submodule: it is neither trained nor saved. It follows the packs to their device.
         self._teacher = [teacher]
 
@@ -34,6 +44,5 @@ class Objective(nn.Module):
             teacher.to(device)
         with torch.autocast(device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             states = self.draft(pack, self.steps)
-            return fast_loss(
-                states, pack.depth, pack.final, self.draft.lm_head.weight, teacher, counts, self.decay, with_hits
-            )
+            head = self.draft.lm_head.weight
+            return fast_loss(states, pack.depth, pack.final, head, teacher, counts, self.decay, with_hits, self.fuse)

@@ -1,9 +1,8 @@
-"""Rows laid end to end: which go together, in which order, and what a pack holds."""
+"""Rows laid end to end: what a pack holds; :mod:`draftsmith.train_draft.plan` says which go together."""
 
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +11,6 @@ from torch import Tensor
 
 from draftsmith.draft import slots as alignment
 from draftsmith.train_draft.dataset import Example
-
-# Packs that are being filled at once; more fill better and mix less.
-_OPEN = 32
 
 
 @dataclass
@@ -85,79 +81,19 @@ def collate(examples: Sequence[Example], steps: int) -> Pack:
     )
 
 
-def pack_rows(lengths: Sequence[int], order: Sequence[int], capacity: int) -> list[list[int]]:
-    """Group rows, taken in ``order``, into packs of at most ``capacity`` tokens; a longer row is alone.
-
-    First fit among the packs that were opened last, so that rows of any lengths fill packs to nearly all of their capacity.
-    """
-    done: list[list[int]] = []
-    filling: list[tuple[int, list[int]]] = []
-    for row in order:
-        length = lengths[row]
-        for place, (used, pack) in enumerate(filling):
-            if used + length <= capacity:
-                pack.append(row)
-                filling[place] = (used + length, pack)
-                break
-        else:
-            filling.append((length, [row]))
-            if len(filling) > _OPEN:
-                done.append(filling.pop(max(range(len(filling)), key=lambda place: filling[place][0]))[1])
-    return done + [pack for _, pack in filling]
-
-
-def epoch_packs(lengths: Sequence[int], capacity: int, seed: int, epoch: int) -> list[list[int]]:
-    """The packs of one pass over the rows: shuffled, packed, and the packs shuffled."""
-    shuffle = random.Random(f"{seed}/{epoch}")
-    order = list(range(len(lengths)))
-    shuffle.shuffle(order)
-    packs = pack_rows(lengths, order, capacity)
-    # Packs still open at the end are emptier; without this they would always come last.
-    shuffle.shuffle(packs)
-    return packs
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Every pack of the whole training, in order, the same on every process and after every restart.
-
-    A group of ``world x accumulation`` neighbouring packs is one optimiser step. The last group is filled up from the next
-    pass over the rows, so that all processes take part in every step and no row is dropped.
-    """
-
-    packs: list[list[int]]
-    group: int
-    per_epoch: float
-    """Packs of one pass, on average."""
-
-    @property
-    def steps(self) -> int:
-        """Optimiser steps."""
-        return len(self.packs) // self.group
-
-    def epoch(self, step: int) -> float:
-        """Passes over the rows done after ``step`` steps."""
-        return step * self.group / self.per_epoch
-
-    def of_rank(self, rank: int, world: int) -> list[list[int]]:
-        """Packs of one process, in order."""
-        return self.packs[rank::world]
-
-
-def make_plan(
-    lengths: Sequence[int], capacity: int, seed: int, epochs: float, max_steps: int | None, group: int
-) -> Plan:
-    """Plan ``epochs`` passes over rows of these lengths, or ``max_steps`` steps of ``group`` packs."""
-    packs: list[list[int]] = []
-    passes = 0
-    wanted = None if max_steps is None else max_steps * group
-    while True:
-        current = epoch_packs(lengths, capacity, seed, passes)
-        packs += current
-        passes += 1
-        if wanted is None and passes >= epochs:
-            # The last pass may be a part of one; a step is at least one whole group.
-            total = len(packs) - (passes - epochs) * len(current)
-            wanted = max(1, -(-round(total) // group)) * group
-        if wanted is not None and len(packs) >= wanted:
-            return Plan(packs[:wanted], group, len(packs) / passes)
+def empty_pack(hidden_size: int, layers: int, steps: int) -> Pack:
+    """A pack of no rows: it adds nothing to the loss, and gives every weight a gradient of zeros."""
+    nothing = torch.empty(0, dtype=torch.int64)
+    return Pack(
+        input_ids=nothing,
+        positions=nothing,
+        aux=torch.empty(0, layers * hidden_size),
+        final=torch.empty(0, hidden_size),
+        slots=nothing,
+        depth=nothing,
+        widths=[],
+        counted=[],
+        counts=torch.zeros(steps, dtype=torch.int64),
+        row_ids=[],
+        tokens=0,
+    )

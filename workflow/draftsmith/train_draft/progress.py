@@ -6,6 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from draftsmith import progress_file
 from draftsmith.log import log
 
 
@@ -34,6 +35,10 @@ class ProgressLines(TrainerCallback):
                 f"{place}  loss {logs['loss']:.4f}  accuracy {_percent(logs['accuracy'])}  lr {logs['learning_rate']:.2e}  "
                 f"{logs['tokens_per_second']:,.0f} tokens/s  {_duration(logs['seconds_left'])} left"
             )
+            progress_file.report(
+                state.global_step, state.max_steps, "steps", phase=f"loss {logs['loss']:.4f}",
+                tokens_per_second=logs["tokens_per_second"], seconds_left=logs["seconds_left"], always=state.global_step == state.max_steps,
+            )  # fmt: skip
 
 
 def _percent(shares: list[float]) -> str:

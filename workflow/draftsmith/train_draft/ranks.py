@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from draftsmith import driver_watch
 from draftsmith.errors import DraftsmithError
 from draftsmith.log import log
 from draftsmith.signals import EXIT_TERMINATED, Termination
@@ -76,6 +77,7 @@ def run_on_all(count: int, work: Callable[..., None], arguments: dict[str, Any])
 
 def _rank(work: Callable[..., None], arguments: dict[str, Any], environment: dict[str, str]) -> None:
     os.environ.update(environment)
+    driver_watch.follow_parent(_GRACE)
     try:
         work(**arguments)
     except DraftsmithError as error:

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from draftsmith.config import Train
 from draftsmith.draft.metrics import Tally
-from draftsmith.errors import DraftsmithError
 from draftsmith.log import log
 from draftsmith.signals import Termination
-from draftsmith.train_draft import checkpoints
-from draftsmith.train_draft.dataset import Example, RowDataset
+from draftsmith.train_draft import checkpoints, weights
+from draftsmith.train_draft.ahead import Ahead
+from draftsmith.train_draft.dataset import RowDataset
+from draftsmith.train_draft.guard import Guard
+from draftsmith.train_draft.judge import Judge, exhausted, validations
 from draftsmith.train_draft.objective import Objective
-from draftsmith.train_draft.packing import Pack, Plan, collate
+from draftsmith.train_draft.packing import Pack, collate, empty_pack
+from draftsmith.train_draft.plan import Plan
 from draftsmith.train_draft.progress import ProgressLines
 
 
@@ -43,18 +46,22 @@ class DraftTrainer(Trainer):
         validation: list[list[int]],
         validation_rows: RowDataset,
         termination: Termination,
-        keep: int,
+        settings: Train,
         notes: dict[str, Any] | None = None,
     ) -> None:
         """``validation`` are packs of ``validation_rows``; ``notes`` are those of the checkpoint that is resumed from."""
         self.plan, self.rows = plan, rows
         self.validation, self.validation_rows = validation, validation_rows
-        self.keep = keep
+        self.keep, self.patience = settings.save_total_limit, settings.early_stopping_patience
         self.objective = objective
-        self.seconds = float((notes or {}).get("seconds", 0.0))
-        self.tokens = int((notes or {}).get("tokens", 0))
+        notes = notes or {}
+        self.seconds = float(notes.get("seconds", 0.0))
+        self.waited = float(notes.get("waited", 0.0))
+        self.tokens = int(notes.get("tokens", 0))
+        self.guard = Guard(settings.on_bad_loss, notes.get("skipped"))
+        self._ahead: Ahead | None = None
         self._clock: float | None = None
-        self._run_seconds, self._run_steps = 0.0, 0
+        self._run_seconds, self._run_waited, self._run_steps = 0.0, 0.0, 0
         self._reported = (0.0, 0)
         self._run_tokens = 0
         self._tally = Tally(objective.steps)
@@ -63,19 +70,31 @@ class DraftTrainer(Trainer):
             args=args,
             train_dataset=rows,
             eval_dataset=validation_rows if validation else None,
-            callbacks=[ProgressLines(), _OrderlyEnd(termination)],
+            callbacks=[
+                ProgressLines(),
+                Judge(self.save_weights, Path(str(args.output_dir)) / weights.BEST, self.patience),
+                _OrderlyEnd(termination),
+            ],
         )
         self.remove_callback(PrinterCallback)
+        self._watch_gradients()
 
     # ---- data ----
 
-    def get_train_dataloader(self) -> DataLoader[Example]:
-        """This process's packs, in the plan's order."""
+    def get_train_dataloader(self) -> DataLoader[int]:
+        """This process's packs, in the plan's order; on a GPU they are begun here and ready only when they are asked for."""
         packs = self.plan.of_rank(self.args.process_index, self.args.world_size)
-        return DataLoader(self.rows, batch_sampler=packs, collate_fn=self._collate)  # type: ignore[arg-type]
+        self._ahead = Ahead(self._read) if self.args.device.type == "cuda" else None
+        begin = self._ahead.submit if self._ahead else lambda numbers: {"pack": self._read(numbers)}
+        return DataLoader(range(len(self.rows)), batch_sampler=packs, collate_fn=begin)  # type: ignore[arg-type]
 
-    def _collate(self, examples: list[Example]) -> dict[str, Pack]:
-        return {"pack": collate(examples, self.objective.steps)}
+    def _read(self, numbers: Sequence[int]) -> Pack:
+        """The pack of these rows; one of none where the processes of a step outnumber its packs."""
+        if not numbers:
+            shape = self.objective.draft.shape
+            return empty_pack(shape.hidden_size, len(shape.layers), self.objective.steps)
+        pack = collate([self.rows[number] for number in numbers], self.objective.steps)
+        return pack.pin_memory() if self._ahead else pack
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -83,21 +102,19 @@ class DraftTrainer(Trainer):
         """The packs of one optimiser step, and how many slots count at each step of them on all processes: int64 [steps]."""
         if self._clock is None:
             self._clock = time.monotonic()
-        if device.type == "cuda":
-            epoch_iterator = self._read_ahead(epoch_iterator)
+        if self._ahead:
+            if getattr(self, "_ahead_of", None) is not epoch_iterator:
+                self._ahead_of, self._ordered = epoch_iterator, self._ahead.ordered(epoch_iterator)
+            epoch_iterator = self._ordered
+        asked = time.monotonic()
         packs = [next(epoch_iterator) for _ in range(num_batches)]
+        self._run_waited += time.monotonic() - asked
         self._run_steps += 1
         counts = torch.stack([batch["pack"].counts for batch in packs]).sum(0)
         if self.args.world_size > 1:
             counts = counts.to(device)
             torch.distributed.all_reduce(counts)
         return packs, counts.cpu()
-
-    def _read_ahead(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        """Read the next packs in a thread while the GPU works; threads, because packs would fill a container's /dev/shm."""
-        if getattr(self, "_ahead_of", None) is not iterator:
-            self._ahead_of, self._ahead = iterator, _ahead(iterator)
-        return self._ahead
 
     # ---- loss ----
 
@@ -108,46 +125,51 @@ class DraftTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The share of one pack in the loss of its optimiser step.
-
-        Raises :class:`DraftsmithError` that names the rows when it is not finite.
-        """
+        """The share of one pack in the loss of its optimiser step; no number where it is not finite, so that all processes know."""
         pack: Pack = inputs["pack"]
         with_hits = self._reports_next()
         result = model(pack.to(self.args.device), num_items_in_batch, with_hits)
-        if not torch.isfinite(result.loss):
-            raise DraftsmithError(self._not_finite(pack, result.loss.item()))
-        if with_hits:
-            self._tally.add(pack.depth, result.sums, result.hits)
+        good = self.guard.look_at_loss(pack, result.loss)
+        if with_hits and good:
+            self._tally.add(pack, result.sums, result.hits)
         self._run_tokens += pack.tokens
         # DDP averages gradients over processes; the loss is already a share of all of them.
-        loss = result.loss * self.args.world_size
+        loss = result.loss * (self.args.world_size if good else float("nan"))
         return (loss, result) if return_outputs else loss
+
+    def _watch_gradients(self) -> None:
+        """Let the guard see each gradient's norm when it has been clipped and before the optimiser takes it."""
+        clip = self.accelerator.clip_grad_norm_
+
+        def clip_and_look(*args: Any, **kwargs: Any) -> Any:
+            norm = clip(*args, **kwargs)
+            whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+            self.guard.look_at_gradient(whole, self.objective, self.state.global_step + 1)
+            return whole
+
+        self.accelerator.clip_grad_norm_ = clip_and_look  # type: ignore[method-assign]
 
     def _reports_next(self) -> bool:
         """Whether the step that is being computed will be logged; only then is its accuracy worth the target's whole head."""
         step = self.state.global_step + 1
         return step == 1 or step % int(self.args.logging_steps) == 0
 
-    def _not_finite(self, pack: Pack, loss: float) -> str:
-        bad, key, entry = [], 0, 0
-        for row, width, counted in zip(pack.row_ids, pack.widths, pack.counted, strict=True):
-            states = (pack.aux[key : key + width], pack.final[entry : entry + counted])
-            if not all(bool(torch.isfinite(part).all()) for part in states):
-                bad.append(row)
-            key, entry = key + width, entry + counted
-        what = f"training step {self.state.global_step + 1}: the loss is {loss}"
-        if bad:
-            return (
-                f"{what}, because the stored states of these rows are not finite: {', '.join(bad)}; "
-                "delete their batch files and run extract_shard again"
-            )
-        return (
-            f"{what}, though the states of its rows are finite (rows {', '.join(pack.row_ids)}): "
-            "training has diverged; lower train.learning_rate"
-        )
-
     # ---- validation and reports ----
+
+    def validated_last(self) -> int | None:
+        """The step of the last validation."""
+        return next((int(entry["step"]) for entry in reversed(validations(self.state.log_history))), None)
+
+    def ended_early(self, checkpoint: Path | None) -> bool:
+        """Whether ``checkpoint`` is the end of a training that stopped early; its state and weights are then taken over."""
+        if checkpoint is None:
+            return False
+        state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        if state.global_step >= self.plan.steps or not exhausted(state.log_history, self.patience):
+            return False
+        self.state = state
+        self.objective.load_state_dict(load_file(checkpoint / "model.safetensors"))
+        return True
 
     def evaluate(  # type: ignore[override]
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
@@ -160,7 +182,7 @@ class DraftTrainer(Trainer):
             for number in self.validation[self.args.process_index :: self.args.world_size]:
                 pack = collate([self.validation_rows[row] for row in number], self.objective.steps)
                 result = self.objective(pack.to(self.args.device), pack.counts, True)
-                tally.add(pack.depth, result.sums, result.hits)
+                tally.add(pack, result.sums, result.hits)
         metrics = tally.reduce(self.args.device).metrics(self.objective.decay)
         logged = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
         self.log(dict(logged))
@@ -188,40 +210,60 @@ class DraftTrainer(Trainer):
             self._clock = None
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """As Trainer has it; afterwards :attr:`seconds` and :attr:`tokens` cover this run and those that it continues."""
-        result = super().train(*args, **kwargs)
+        """As Trainer has it; afterwards :attr:`seconds`, :attr:`waited` and :attr:`tokens` cover this run and those that it continues."""
+        try:
+            result = super().train(*args, **kwargs)
+        finally:
+            if self._ahead:
+                self._ahead.close()
         self._stop_clock()
-        self.seconds, self.tokens = self._totals()
+        totals = self._totals()
+        self.seconds, self.waited, self.tokens = totals["seconds"], totals["waited"], totals["tokens"]
         return result
 
-    def _totals(self) -> tuple[float, int]:
-        """Seconds spent in training steps and tokens trained on, by all processes, since step 0."""
+    def _totals(self) -> dict[str, Any]:
+        """Seconds spent in training steps, those of them waiting for packs, and tokens of all processes, since step 0."""
         tally = Tally(self.objective.steps)
         tally.tokens = self._run_tokens
-        return self.seconds + self._run_seconds, self.tokens + tally.reduce(self.args.device).tokens
+        return {
+            "seconds": self.seconds + self._run_seconds,
+            "waited": self.waited + self._run_waited,
+            "tokens": self.tokens + tally.reduce(self.args.device).tokens,
+        }
 
     # ---- checkpoints ----
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The draft's weights as safetensors; nothing else, and no pickle of the arguments."""
+    def save_weights(self, path: Path, metadata: dict[str, str]) -> None:
+        """Write the draft's weights, whole, to ``path``; all processes take part and the first one writes."""
+        whole = weights.whole(self.objective.draft)
         if self.args.should_save:
-            folder = Path(output_dir or str(self.args.output_dir))
-            folder.mkdir(parents=True, exist_ok=True)
-            weights = {name: tensor.contiguous() for name, tensor in self.objective.state_dict().items()}
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            with weights.told(path, self.state.global_step):
+                weights.write(whole, path, metadata)
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The objective's weights as safetensors, as Trainer loads them; nothing else, and no pickle of the arguments."""
+        whole = weights.whole(self.objective)
+        if self.args.should_save:
+            weights.write(whole, Path(output_dir or str(self.args.output_dir)) / "model.safetensors", {})
+
+    def _get_output_dir(self, trial: Any) -> str:
+        # Trainer makes the checkpoint's folder in this one; under its own name it appears when it is complete.
+        return str(Path(str(self.args.output_dir)) / checkpoints.STAGING)
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """Save as Trainer does, then declare the folder complete and drop the oldest ones."""
+        """Save as Trainer does, then publish the folder and drop the oldest ones."""
         self._stop_clock()
         folder = Path(str(self.args.output_dir))
-        checkpoint = folder / f"checkpoint-{self.state.global_step}"
-        super()._save_checkpoint(model, trial)
-        seconds, tokens = self._totals()
-        # Every process has written its random state when this returns.
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            checkpoints.finish(checkpoint, {"seconds": seconds, "tokens": tokens})
-            checkpoints.keep_newest(folder, self.keep)
+        staged = folder / checkpoints.STAGING / f"checkpoint-{self.state.global_step}"
+        noted = self._totals() | {"packs_per_step": self.plan.group, "skipped": self.guard.skipped}
+        with weights.told(folder, self.state.global_step):
+            staged.mkdir(parents=True, exist_ok=True)
+            super()._save_checkpoint(model, trial)
+            # Every process has written its random state when this returns.
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                checkpoints.publish(staged, folder, noted)
+                checkpoints.keep_newest(folder, self.keep)
 
 
 class _OrderlyEnd(TrainerCallback):
@@ -246,18 +288,3 @@ class _OrderlyEnd(TrainerCallback):
             # The time until SIGKILL is for the checkpoint.
             control.should_evaluate = False
         return control
-
-
-def _ahead(iterator: Iterator[Any], depth: int = 2) -> Iterator[Any]:
-    """Items of ``iterator``, up to ``depth`` of them read early by one thread and put into page-locked memory."""
-    end = object()
-
-    def read() -> Any:
-        batch: Any = next(iterator, end)
-        return end if batch is end else {"pack": batch["pack"].pin_memory()}
-
-    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
-        waiting: list[Future[Any]] = [pool.submit(read) for _ in range(depth)]
-        while (batch := waiting.pop(0).result()) is not end:
-            waiting.append(pool.submit(read))
-            yield batch

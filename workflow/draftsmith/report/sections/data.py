@@ -7,11 +7,14 @@ from typing import Any
 from draftsmith.report import charts
 from draftsmith.report.data import Gathered
 from draftsmith.report.failures import failure_details
-from draftsmith.report.model import Cell, Chart, Detail, Fact, Section, Table
-from draftsmith.report.values import count, dig, listing, mapping, number, pairs, rate, ratio, share, shown, text
+from draftsmith.report.model import Cell, Chart, Fact, Section, Table
+from draftsmith.report.sections import left_out
+from draftsmith.report.values import count, dig, listing, mapping, number, pairs, rate, ratio, share, shown, text, total
 
 _SPLITS = ("train", "validation", "evaluation")
 _LACKING = "not in tokenize.json"
+# Domains that are shown by themselves.
+_DOMAINS = 30
 
 
 def section(gathered: Gathered) -> Section:
@@ -28,16 +31,19 @@ def section(gathered: Gathered) -> Section:
         return made
     made.facts = _facts(report)
     made.charts = [_domains(report), _lengths(report)]
-    dropped = _dropped(report)
-    if dropped:
-        made.tables.append(dropped)
     regenerated = gathered.of("regenerate")
+    tables = [
+        left_out.sources(report),
+        left_out.conversations(report, "tokenize", "Conversations left out, by reason"),
+        left_out.rows(report),
+        left_out.packing(report),
+    ]
     if regenerated:
-        made.tables.append(_regenerated(regenerated))
-    examples = mapping(report, "dropped_examples")
-    if examples:
-        lines = "\n".join(f"{reason}: {where}" for reason, where in examples.items())
-        made.details.append(Detail("The first conversation left out for each reason", lines))
+        tables += [
+            _regenerated(regenerated),
+            left_out.conversations(regenerated, "regenerate", "Conversations left out of the regeneration"),
+        ]
+    made.tables = [table for table in tables if table is not None]
     made.details += failure_details(listing(regenerated, "failed"), "conversation_id", "conversation")
     return made
 
@@ -61,12 +67,35 @@ def _facts(report: dict[str, Any]) -> list[Fact]:
         ),
         Fact("Truncated rows", shown(number(report, "truncated"), count, _LACKING), "cut at tokenize.max_length"),
         Fact("Answers found by", text(dig(report, "mask_method"), _LACKING), "how supervised spans are located"),
+        *_optional(report),
     ]
+
+
+def _optional(report: dict[str, Any]) -> list[Fact]:
+    """Figures that not every run has."""
+    known = (
+        ("Tokens saved", "tokens_saved", "by one row a conversation instead of one a turn"),
+        ("Conversations reused", "reused", "made by an earlier run, and the same since"),
+        ("Conversations made", "made", "in the last run"),
+        ("Given as tokens", "given_as_tokens", "conversations that came with input_ids and loss_mask"),
+        (
+            "Conversations by turn",
+            "conversations_by_turn",
+            "the template rewrites their history, so each answer is a row",
+        ),
+        (
+            "Straddled answers",
+            "straddled_answers",
+            "begin within a token of the header; supervised from the next token on",
+        ),
+    )
+    found = [(label, number(report, key), note) for label, key, note in known]
+    return [Fact(label, shown(value, count, ""), note) for label, value, note in found if value]
 
 
 def _domains(report: dict[str, Any]) -> Chart:
     title = "Rows by split and domain"
-    domains = mapping(report, "by_domain")
+    domains = _largest(mapping(report, "by_domain"))
     if not domains:
         return Chart("domains", title, why=f"no figures by domain: {_LACKING}")
     parts = {split: [number(found, split) for found in domains.values()] for split in _SPLITS}
@@ -97,6 +126,16 @@ def _domains(report: dict[str, Any]) -> Chart:
     )
 
 
+def _largest(domains: dict[str, Any]) -> dict[str, Any]:
+    """The domains of the most rows and prompts, and all others as one."""
+    if len(domains) <= _DOMAINS:
+        return domains
+    ranked = sorted(domains, key=lambda name: -(total([number(domains, name, split) for split in _SPLITS]) or 0))
+    few, rest = ranked[:_DOMAINS], ranked[_DOMAINS:]
+    summed = {split: total([number(domains, name, split) for name in rest]) for split in _SPLITS}
+    return {name: domains[name] for name in few} | {f"{len(rest)} others": summed}
+
+
 def _lengths(report: dict[str, Any]) -> Chart:
     title = "Row lengths"
     bins = _bins(pairs(report, "length_histogram"))
@@ -114,23 +153,6 @@ def _bins(found: list[tuple[float, float]]) -> list[tuple[str, float]]:
     counts = {int(upper): value for upper, value in found if upper >= 1}
     uppers = [1 << power for power in range(min(counts).bit_length() - 1, max(counts).bit_length())] if counts else []
     return [(f"{upper // 2 + 1}–{upper}" if upper > 2 else str(upper), counts.get(upper, 0)) for upper in uppers]  # noqa: RUF001
-
-
-def _dropped(report: dict[str, Any]) -> Table | None:
-    dropped = {
-        reason: value
-        for reason in mapping(report, "dropped")
-        if (value := number(report, "dropped", reason)) is not None
-    }
-    caption = "Conversations left out, by reason"
-    if not dropped:
-        return Table(caption, ["Reason", "Conversations"], [["none was left out", ""]]) if "dropped" in report else None
-    whole = number(report, "conversations")
-    rows: list[list[Cell]] = [
-        [reason, count(value), shown(ratio(value, whole), share, "the number of conversations is not known")]
-        for reason, value in sorted(dropped.items(), key=lambda item: -item[1])
-    ]
-    return Table(caption, ["Reason", "Conversations", "Share of all"], rows)
 
 
 def _regenerated(report: dict[str, Any]) -> Table:
@@ -151,9 +173,5 @@ def _regenerated(report: dict[str, Any]) -> Table:
     rows += [
         [f"Conversations cut short by '{reason}'", count(number(value) or 0)]
         for reason, value in mapping(report, "shortened").items()
-    ]
-    rows += [
-        [f"Conversations left out: '{reason}'", count(number(value) or 0)]
-        for reason, value in mapping(report, "dropped").items()
     ]
     return Table("Answers written anew by the target", ["Figure", "Value"], rows)

@@ -5,7 +5,22 @@ from __future__ import annotations
 from draftsmith.report.data import Gathered
 from draftsmith.report.model import Notice, Tile
 from draftsmith.report.sections import evaluation, extraction
-from draftsmith.report.values import count, counted, decimal, dig, duration, listing, number, ratio, shown, size, times
+from draftsmith.report.values import (
+    count,
+    counted,
+    decimal,
+    dig,
+    duration,
+    listing,
+    mapping,
+    number,
+    ratio,
+    share,
+    shown,
+    size,
+    times,
+    total,
+)
 
 
 def tiles(gathered: Gathered) -> list[Tile]:
@@ -17,6 +32,25 @@ def tiles(gathered: Gathered) -> list[Tile]:
         _rows(gathered),
         _store(gathered),
         _time(gathered),
+    ]
+
+
+def data_tiles(gathered: Gathered) -> list[Tile]:
+    """Rows, tokens, what is supervised and what was left out."""
+    report, looked = gathered.of("tokenize"), gathered.of("look")
+    why = _absent(gathered, "tokenize", "not in tokenize/tokenize.json")
+    tokens, read = number(report, "tokens"), number(report, "conversations")
+    left_out = total([number(value) for value in mapping(report, "dropped").values()]) or 0
+    rows = total([number(value) for value in mapping(looked, "rows").values()])
+    return [
+        Tile("Rows", shown(rows, count, "not in look/look.json"), "training and validation"),
+        Tile("Tokens", shown(tokens, count, why), "in all rows"),
+        Tile("Supervised", shown(ratio(number(report, "supervised"), tokens), share, why), "of the rows' tokens"),
+        Tile(
+            "Left out",
+            shown(None if read is None else left_out, count, why),
+            f"of {counted(read or 0, 'conversation')}",
+        ),
     ]
 
 

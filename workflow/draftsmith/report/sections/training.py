@@ -60,10 +60,10 @@ def _facts(report: dict[str, Any]) -> list[Fact]:
         Fact(
             "Simulated acceptance length",
             shown(number(report, "simulated_acceptance_length"), decimal, _UNVALIDATED),
-            "on validation rows, at the end",
+            "of the draft that is exported, on validation rows",
         ),
         Fact(
-            "Lowest validation loss",
+            "Validation loss of that draft",
             shown(number(report, "best", "eval_loss"), precise, _UNVALIDATED),
             f"at step {count(best)}" if best is not None else "",
         ),

@@ -36,9 +36,20 @@
   });
   system.addEventListener("change", () => { label(); draw(); });
   // Paper is white, whatever the screen is.
-  let before;
-  addEventListener("beforeprint", () => { before = root.dataset.theme; root.dataset.theme = "light"; draw(); });
-  addEventListener("afterprint", () => { if (before) root.dataset.theme = before; else delete root.dataset.theme; draw(); });
+  let before, closed = [];
+  addEventListener("beforeprint", () => {
+    before = root.dataset.theme;
+    root.dataset.theme = "light";
+    // What is folded away would not be printed.
+    closed = [...document.querySelectorAll("details.sample:not([open])")];
+    for (const each of closed) each.open = true;
+    draw();
+  });
+  addEventListener("afterprint", () => {
+    if (before) root.dataset.theme = before; else delete root.dataset.theme;
+    for (const each of closed) each.open = false;
+    draw();
+  });
   label();
   draw();
 })();

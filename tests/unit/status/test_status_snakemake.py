@@ -1,0 +1,119 @@
+"""What Snakemake's own log adds: steps, the queue, and failures of jobs that never came to speak."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from draftsmith.status import snakemake_log, status
+
+_LOCAL = """\
+Building DAG of jobs...
+[Mon Nov 30 01:00:00 2026]
+rule extract_shard:
+    input: results/demo/target.json
+    log: logs/demo/extract_shard/1-of-2.log
+    jobid: 7
+    wildcards: scatteritem=1-of-2
+[Mon Nov 30 01:00:00 2026]
+rule extract_shard:
+    input: results/demo/target.json
+    log: logs/demo/extract_shard/2-of-2.log
+    jobid: 8
+    wildcards: scatteritem=2-of-2
+[Mon Nov 30 01:10:00 2026]
+Finished jobid: 7 (Rule: extract_shard)
+6 of 12 steps (50%) done
+[Mon Nov 30 01:11:00 2026]
+Error in rule extract_shard:
+    message: None
+    jobid: 8
+    log: logs/demo/extract_shard/2-of-2.log (check log file(s) for error details)
+"""
+_SLURM = """\
+Job 2 has been submitted with SLURM jobid 101 (log: /w/logs/slurm/rule_get_target/101.log).
+Finished jobid: 2 (Rule: get_target)
+1 of 13 steps (8%) done
+Job 7 has been submitted with SLURM jobid 102 (log: /w/logs/slurm/rule_extract_shard/1-of-2/102.log).
+Job 8 has been submitted with SLURM jobid 103 (log: /w/logs/slurm/rule_extract_shard/2-of-2/103.log).
+Error in rule extract_shard:
+    message: SLURM-job '103' failed, SLURM status is: 'OUT_OF_MEMORY'.
+    jobid: 8
+"""
+
+
+def written(root: Path, text: str, name: str = "2026-11-30T010000.000000", age: float = 0.0) -> Path:
+    (root / "results/demo").mkdir(parents=True, exist_ok=True)
+    path = root / ".snakemake/log" / f"{name}.snakemake.log"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (time.time() - age, time.time() - age))
+    return path
+
+
+def states(root: Path) -> dict[str, str]:
+    return {job.name: job.state for job in status(root / "results/demo").jobs}
+
+
+def test_a_job_that_failed_before_it_could_speak(tmp_path: Path) -> None:
+    path = written(tmp_path, _LOCAL)
+    found = status(tmp_path / "results/demo")
+    assert found.snakemake is not None
+    assert (found.snakemake.finished, found.snakemake.total, found.snakemake.active) == (6, 12, True)
+    failed = next(job for job in found.jobs if job.item == "2-of-2")
+    assert (failed.state, failed.failures[0].line, failed.failures[0].where) == (
+        "failed",
+        "Error in rule extract_shard",
+        str(path),
+    )
+
+
+def test_a_retry_is_no_failure(tmp_path: Path) -> None:
+    again = "Trying to restart job 8.\nrule extract_shard:\n    log: logs/demo/extract_shard/2-of-2.log\n    jobid: 8\n    wildcards: scatteritem=2-of-2\n"
+    written(tmp_path, _LOCAL + again)
+    assert states(tmp_path)["extract_shard 2-of-2"] == "waiting"
+
+
+def test_jobs_in_slurms_queue(tmp_path: Path) -> None:
+    written(tmp_path, _SLURM)
+    found = {job.name: job for job in status(tmp_path / "results/demo").jobs}
+    assert (found["extract_shard 1-of-2"].state, found["extract_shard 1-of-2"].slurm_job) == ("queued", "102")
+    assert found["extract_shard 2-of-2"].state == "failed"
+    assert (
+        found["extract_shard 2-of-2"].failures[0].line
+        == "Error in rule extract_shard: SLURM-job '103' failed, SLURM status is: 'OUT_OF_MEMORY'."
+    )
+    # Its submission has ended; without an output it waits.
+    assert found["get_target"].state == "waiting"
+
+
+def test_logs_of_other_runs_are_passed_over(tmp_path: Path) -> None:
+    written(tmp_path, _LOCAL)
+    written(tmp_path, _LOCAL.replace("demo", "other"), "2026-11-30T020000.000000")
+    log = snakemake_log.read(tmp_path, "demo")
+    assert log is not None
+    assert "T010000" in log.summary.log
+    # A log of Slurm's names no run: with several here it is nobody's.
+    (tmp_path / "results/other").mkdir()
+    written(tmp_path, _SLURM, "2026-11-30T030000.000000")
+    log = snakemake_log.read(tmp_path, "demo")
+    assert log is not None
+    assert log.queued == {}
+
+
+@pytest.mark.parametrize(
+    ("end", "age", "locked", "active"),
+    [("", 0, False, True), ("", 3600, False, False), ("", 3600, True, True), ("Complete log(s): x\n", 0, True, False), ("Exiting because a job execution failed.\n", 0, False, False)],
+)  # fmt: skip
+def test_whether_snakemake_is_at_work(tmp_path: Path, end: str, age: float, locked: bool, active: bool) -> None:
+    """A long job writes nothing to the log for hours, but the lock is held."""
+    written(tmp_path, _LOCAL + end, age=age)
+    if locked:
+        (tmp_path / ".snakemake/locks").mkdir()
+        (tmp_path / ".snakemake/locks/0.input.lock").touch()
+    log = snakemake_log.read(tmp_path, "demo")
+    assert log is not None
+    assert log.summary.active is active

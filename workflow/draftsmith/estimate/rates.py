@@ -1,0 +1,152 @@
+"""How fast each stage is: given by hand, or as an earlier run has measured it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from draftsmith.errors import DraftsmithError
+from draftsmith.status.files import benchmark_seconds
+
+_MOST_BYTES = 512 << 20
+# Stages without a rate of their own take what they took.
+_CONSTANT = ("get_target", "preflight", "clean_gpus", "dry_run", "merge_manifest", "map_vocabulary", "export_draft")
+# A start of Python with transformers in it, which a tokenisation of few rows mostly is.
+_TOKENIZE_START = 12.0
+GIVEN = ("tokenize", "regenerate", "extract", "train", "evaluate", "evaluate_draft", "load")
+"""Names that ``--rate`` knows: tokens/s, `evaluate` without and `evaluate_draft` with the draft; `load` is seconds of a start."""
+
+
+@dataclass
+class Rates:
+    """``rate`` in tokens a second, ``fixed`` in seconds a job, ``source`` in words, each by stage; ``facts`` for other figures."""
+
+    rate: dict[str, float] = field(default_factory=dict)
+    fixed: dict[str, float] = field(default_factory=dict)
+    source: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, float] = field(default_factory=dict)
+
+
+def measured(results: Path) -> Rates:
+    """What the run in ``results`` (results/NAME) has measured; empty where it has not."""
+    rates = Rates()
+    benchmarks = results.absolute().parent.parent / "benchmarks" / "rules" / results.name
+    for stage in _CONSTANT:
+        if (seconds := benchmark_seconds(benchmarks / f"{stage}.tsv")) is not None:
+            rates.fixed[stage], rates.source[stage] = seconds, f"as in {results}"
+    _extraction(rates, results, benchmarks)
+    _tokens(rates, "train_draft", results / "train" / "train.json", benchmarks, resumed="resumed_from")
+    _tokens(rates, "regenerate", results / "regenerate" / "regenerate.json", benchmarks, resumed="reused")
+    if (report := _json(results / "tokenize" / "tokenize.json")) and (
+        seconds := benchmark_seconds(benchmarks / "tokenize.tsv")
+    ):
+        start = min(_TOKENIZE_START, 0.9 * seconds)
+        _put(rates, "tokenize", report.get("tokens", 0) / max(seconds - start, 0.1), start, results)
+    _evaluation(rates, results, benchmarks)
+    return rates
+
+
+def _put(rates: Rates, stage: str, rate: float, fixed: float | None, results: Path) -> None:
+    if rate > 0:
+        rates.rate[stage], rates.source[stage] = rate, f"measured in {results}"
+        if fixed is not None:
+            rates.fixed[stage] = fixed
+
+
+def _extraction(rates: Rates, results: Path, benchmarks: Path) -> None:
+    seconds = tokens = shards = 0.0
+    fixed = []
+    for path in (results / "extract" / "shards").glob("*.json"):
+        figures = (_json(path) or {}).get("figures") or {}
+        # What was in the store already took no time.
+        if figures.get("tokens") and figures.get("seconds"):
+            seconds, tokens, shards = seconds + figures["seconds"], tokens + figures["tokens"], shards + 1
+            wall = benchmark_seconds(benchmarks / "extract_shard" / f"{path.stem}.tsv")
+            fixed.append(max(wall - figures["seconds"] if wall else 0.0, figures.get("load_seconds") or 0.0))
+    if shards:
+        _put(rates, "extract_shard", tokens / seconds, sum(fixed) / len(fixed), results)
+
+
+def _tokens(rates: Rates, stage: str, path: Path, benchmarks: Path, resumed: str) -> None:
+    report = _json(path)
+    if not report or not report.get("tokens_per_second"):
+        return
+    wall = benchmark_seconds(benchmarks / f"{stage}.tsv")
+    fixed = None
+    if wall is not None and not report.get(resumed) and report.get("seconds"):
+        # Loads, validations and checkpoints.
+        fixed = max(0.0, wall - report["seconds"])
+    _put(rates, stage, report["tokens_per_second"] / (report.get("world_size") or 1), fixed, path.parent.parent)
+
+
+def _evaluation(rates: Rates, results: Path, benchmarks: Path) -> None:
+    report = _json(results / "evaluate" / "evaluate.json")
+    speeds = (report or {}).get("tokens_per_second") or {}
+    if not report or not speeds.get("plain") or not speeds.get("draft") or not report.get("prompts"):
+        return
+    # The first token of an answer is nobody's draft.
+    answer = (report["drafts"] + report["accepted"]) / report["prompts"] + 1
+    tokens = answer * report["prompts"]
+    rates.facts["answer_tokens"] = min(answer, report.get("max_tokens") or answer)
+    rates.rate["evaluate"], rates.rate["evaluate_draft"] = speeds["plain"], speeds["draft"]
+    rates.source["evaluate_draft"] = f"measured in {results}"
+    if (wall := benchmark_seconds(benchmarks / "evaluate_draft.tsv")) is not None:
+        rates.fixed["evaluate_draft"] = max(0.0, wall - tokens / speeds["plain"] - tokens / speeds["draft"])
+
+
+def _json(path: Path) -> dict[str, Any] | None:
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            return None
+        value = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def given(rates: Rates, words: Sequence[str], file: Path | None) -> Rates:
+    """``rates`` with those of ``--rate NAME=NUMBER`` and of a YAML file of the same names laid over them.
+
+    Raises :class:`DraftsmithError` for a name that is none, or a number that is none.
+    """
+    told: dict[str, Any] = {}
+    if file is not None:
+        try:
+            told = yaml.safe_load(file.read_text()) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise DraftsmithError(
+                f"{file}: cannot be read as YAML ({type(error).__name__}); write lines as `extract: 42000`"
+            ) from None
+        if not isinstance(told, dict):
+            raise DraftsmithError(f"{file}: must hold lines as `extract: 42000`")
+    told = {str(name): (value, str(file)) for name, value in told.items()}
+    for word in words:
+        name, _, value = word.partition("=")
+        told[name.strip()] = (value, "--rate")
+    for name, (value, origin) in told.items():
+        if name not in GIVEN:
+            raise DraftsmithError(f"{origin}: {name} is no stage with a rate; known are {', '.join(GIVEN)}")
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = 0.0
+        if not 0 < number < float("inf"):
+            raise DraftsmithError(f"{origin}: {name}={value}: a positive number is needed, as in {name}=1000")
+        _take(rates, name, number, origin)
+    return rates
+
+
+def _take(rates: Rates, name: str, number: float, origin: str) -> None:
+    if name == "load":
+        for stage in ("extract_shard", "regenerate"):
+            rates.fixed[stage] = number
+        rates.facts["load"] = number
+        return
+    stage = {"extract": "extract_shard", "train": "train_draft"}.get(name, name)
+    rates.rate[stage] = number
+    rates.source["evaluate_draft" if name == "evaluate" else stage] = f"given by {origin}"

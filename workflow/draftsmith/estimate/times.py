@@ -1,0 +1,117 @@
+"""How long each stage takes: what a job costs before its first token, and its tokens at the rate."""
+
+from __future__ import annotations
+
+from draftsmith.config import Config
+from draftsmith.estimate.model import Rows, Time
+from draftsmith.estimate.rates import Rates
+
+# The first load of a checkpoint of this size took 18 minutes (547 GB over a shared file system).
+_LOAD_BYTES_PER_SECOND = 0.5e9
+_START = 30.0
+_TRAIN_START = 60.0
+
+
+class Stages:
+    """The stages of a run, timed by :attr:`rates`."""
+
+    def __init__(
+        self,
+        config: Config,
+        rows: Rows,
+        rates: Rates,
+        *,
+        shards: int,
+        world: int,
+        training_tokens: int,
+        weights: int,
+        gpus: int,
+    ) -> None:
+        """``training_tokens`` are those of all passes, ``weights`` the target's bytes, ``gpus`` those that a job is given."""
+        self.config, self.rows, self.rates = config, rows, rates
+        self.shards, self.world, self.training_tokens, self.gpus = shards, world, training_tokens, gpus
+        self.load = _START + weights / _LOAD_BYTES_PER_SECOND
+
+    def every(self) -> list[Time]:
+        """In the order of the workflow."""
+        rows, config = self.rows, self.config
+        found = [self._constant("get_target")]
+        if config.regenerate.enabled:
+            found.append(self._rated("regenerate", rows.answer_tokens or rows.supervised_tokens, "tokens", loads=True))
+        found.append(self._rated("tokenize", rows.tokens, "tokens", start=12.0))
+        found += [self._constant(stage) for stage in ("preflight", "clean_gpus")]
+        if config.preflight.dry_run or (config.preflight.dry_run is None and self.gpus):
+            found.append(self._constant("dry_run", 120.0 if self.gpus else None))
+        found.append(self._rated("extract_shard", rows.tokens, "tokens", jobs=self.shards, loads=True))
+        found += [self._constant(stage) for stage in ("merge_manifest", "map_vocabulary")]
+        found.append(self._rated("train_draft", self.training_tokens, "tokens", workers=self.world, start=_TRAIN_START))
+        found += [self._constant("export_draft"), self._evaluation()]
+        return found
+
+    def _constant(self, stage: str, otherwise: float | None = None) -> Time:
+        seconds = self.rates.fixed.get(stage, otherwise)
+        source = self.rates.source.get(stage) or (
+            "as assumed" if otherwise is not None else "unknown: name an earlier run by --measured"
+        )
+        formula = "-" if seconds is None else f"{seconds:,.0f} s, whatever the rows"
+        gpu = None if seconds is None or stage not in ("preflight", "clean_gpus", "dry_run") else seconds * self.gpus
+        return Time(
+            stage=stage, fixed_seconds=seconds, seconds=seconds, gpu_seconds=gpu, source=source, formula=formula
+        )
+
+    def _rated(
+        self,
+        stage: str,
+        work: int,
+        unit: str,
+        *,
+        jobs: int = 1,
+        workers: int = 1,
+        start: float = 0.0,
+        loads: bool = False,
+    ) -> Time:
+        rate, fixed = self.rates.rate.get(stage), self.rates.fixed.get(stage)
+        how = ""
+        if fixed is None:
+            fixed = self.load if loads else start
+            how = " (a start and the weights at 0.5 GB/s, as assumed)" if loads else " (as assumed)"
+        time = Time(
+            stage=stage, jobs=jobs, work=work, unit=unit, rate=rate, fixed_seconds=fixed,
+            source=self.rates.source.get(stage, f"unknown: give --rate {_SHORT.get(stage, stage)}=TOKENS_PER_SECOND, or --measured results/NAME"),
+            formula="-",
+        )  # fmt: skip
+        if rate is not None:
+            side_by_side = jobs * workers
+            time.seconds = fixed + work / (rate * side_by_side)
+            time.gpu_seconds = None if stage == "tokenize" else time.seconds * jobs * self.gpus
+            divided = f" / {side_by_side} {'shards' if jobs > 1 else 'processes'}" if side_by_side > 1 else ""
+            time.formula = f"{fixed:,.0f} s{how} + {work:,} {unit} / {rate:,.0f} a second{divided}"
+        return time
+
+    def _evaluation(self) -> Time:
+        settings, rates = self.config.evaluate, self.rates
+        answer = min(rates.facts.get("answer_tokens", settings.max_tokens), settings.max_tokens)
+        work = round(self.rows.prompts * answer)
+        plain = rates.rate.get("evaluate")
+        # Without a figure of its own the draft is taken to save nothing.
+        draft = rates.rate.get("evaluate_draft", plain)
+        servings = 3 if settings.untrained else 2
+        fixed, how = rates.fixed.get("evaluate_draft"), ""
+        if fixed is None:
+            fixed, how = (
+                servings * (rates.facts.get("load") or self.load),
+                f" ({servings} servings are started, as assumed)",
+            )
+        time = Time(
+            stage="evaluate_draft", work=work, unit="tokens", rate=draft, fixed_seconds=fixed,
+            source=rates.source.get("evaluate_draft", "unknown: give --rate evaluate=… and --rate evaluate_draft=…, or --measured results/NAME"),
+            formula="-",
+        )  # fmt: skip
+        if plain is not None and draft is not None:
+            time.seconds = fixed + work / plain + work / draft
+            time.gpu_seconds = time.seconds * self.gpus
+            time.formula = f"{fixed:,.0f} s{how} + {self.rows.prompts} prompts x {answer:,.0f} tokens / {plain:,.0f} a second, and / {draft:,.0f} with the draft"
+        return time
+
+
+_SHORT = {"extract_shard": "extract", "train_draft": "train"}

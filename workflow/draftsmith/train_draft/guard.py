@@ -1,0 +1,119 @@
+"""Optimiser steps whose loss or gradient is no finite number: their rows are named, and the step is left out or the training ends."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from draftsmith.errors import DraftsmithError
+from draftsmith.log import log
+from draftsmith.train_draft.packing import Pack
+
+Policy = Literal["stop", "skip"]
+# A draft whose weights have diverged gives no finite loss ever again.
+_IN_A_ROW = 10
+_SHOWN = 8
+
+
+class Guard:
+    """Looks at every loss and at every gradient before the optimiser takes it.
+
+    A pack with a bad loss makes the gradient bad on every process, through the sum of gradients; so all processes see the same
+    norm, and decide the same, without a word to each other in the good case.
+    """
+
+    def __init__(self, policy: Policy, skipped: list[dict[str, Any]] | None = None) -> None:
+        """``skipped`` are the steps that were left out before the checkpoint that is resumed from."""
+        self.policy = policy
+        self.skipped = list(skipped or [])
+        self._packs: list[Pack] = []
+        self._causes: list[dict[str, Any]] = []
+        self._in_a_row = 0
+
+    def look_at_loss(self, pack: Pack, loss: Tensor) -> bool:
+        """Whether the loss of ``pack`` is finite; the pack is remembered until the step ends."""
+        self._packs.append(pack)
+        if torch.isfinite(loss):
+            return True
+        bad = _not_finite(pack)
+        self._causes.append({"rows": bad or pack.row_ids, "stored": bool(bad)})
+        return False
+
+    def look_at_gradient(self, norm: Tensor, model: nn.Module, step: int) -> None:
+        """Let a step with a finite gradient ``norm`` pass; else leave it out, or raise :class:`DraftsmithError`, by the policy."""
+        packs, causes = self._packs, self._causes
+        self._packs, self._causes = [], []
+        if torch.isfinite(norm):
+            self._in_a_row = 0
+            return
+        rows, stored = _blamed(causes, [row for pack in packs for row in pack.row_ids])
+        why = _sentence(step, rows, stored)
+        self._in_a_row += 1
+        if self.policy == "stop":
+            _end(f"{why}, or leave such steps out with train.on_bad_loss: skip")
+        if self._in_a_row >= _IN_A_ROW:
+            _end(
+                f"{why}; {_IN_A_ROW} steps in a row were left out, so the draft has diverged: lower train.learning_rate"
+            )
+        self.skipped.append({"step": step, "rows": rows})
+        if _first():
+            log(f"{why}; the step is left out")
+        # An optimiser passes over weights without a gradient: neither they nor their moments change.
+        for parameter in model.parameters():
+            parameter.grad = None
+
+
+def _not_finite(pack: Pack) -> list[str]:
+    """Rows of a pack whose stored states are not finite."""
+    bad, key, entry = [], 0, 0
+    for row, width, counted in zip(pack.row_ids, pack.widths, pack.counted, strict=True):
+        states = (pack.aux[key : key + width], pack.final[entry : entry + counted])
+        if not all(bool(torch.isfinite(part).all()) for part in states):
+            bad.append(row)
+        key, entry = key + width, entry + counted
+    return bad
+
+
+def _blamed(causes: list[dict[str, Any]], rows: list[str]) -> tuple[list[str], bool]:
+    """Rows of all processes that made a step bad, and whether their stored states did.
+
+    Those with bad states where there are any, as they explain the others; else those of packs with a bad loss; else all.
+    """
+    told = [(causes, rows)]
+    if _spread():
+        told = [([], [])] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(told, (causes, rows))
+    found = [cause for part, _ in told for cause in part]
+    found = [cause for cause in found if cause["stored"]] or found
+    if not found:
+        return [row for _, part in told for row in part], False
+    return [row for cause in found for row in cause["rows"]], bool(found[0]["stored"])
+
+
+def _sentence(step: int, rows: list[str], stored: bool) -> str:
+    named = ", ".join(rows[:_SHOWN]) + (f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else "")
+    what = f"training step {step}: its loss or gradient is not finite"
+    if stored:
+        return (
+            f"{what}, because the stored states of these rows are not finite: {named}; delete their batch files and run "
+            "extract_shard again"
+        )
+    return f"{what}, though the states of its rows are (rows {named}); training has diverged: lower train.learning_rate"
+
+
+def _spread() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _first() -> bool:
+    return not _spread() or torch.distributed.get_rank() == 0
+
+
+def _end(sentence: str) -> None:
+    """End the training: the first process says why."""
+    if _first():
+        raise DraftsmithError(sentence)
+    sys.exit(1)
