@@ -15,9 +15,11 @@ import psutil
 import pytest
 import torch
 
-from draftsmith import clean_gpus, hardware, nvml, run_mark, runtime_folder
+from draftsmith import clean_gpus, hardware
 from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError
+from draftsmith.gpus import nvml
+from draftsmith.processes import run_mark, runtime_folder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
@@ -32,7 +34,7 @@ time.sleep(600)
 """
 LEADER = """
 import subprocess, sys
-from draftsmith import run_mark
+from draftsmith.processes import run_mark
 run_mark.mark_run()
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import tiny
+
 
 def test_extraction_beside_prefill(repo: Path, tmp_path: Path) -> None:
     """A model of 64 numbers a token, so that a pass takes a blink; every row of it is published, or the benchmark fails."""
@@ -50,3 +52,32 @@ def test_training_from_the_store(repo: Path, tmp_path: Path) -> None:
     # Three layers and the final state of 1,024 tokens, 64 float32 each.
     assert last["stored_gb"] * 1e9 >= 1024 * 4 * 64 * 4
     assert not (tmp_path / "store").exists()
+
+
+def test_tokenize_beside_a_plain_map(repo: Path, tmp_path: Path) -> None:
+    """Both ways on the same conversations, and the second run, which makes the one that was added."""
+    tiny.tokenizer().save_pretrained(tmp_path / "model")
+    target = {"path": str(tmp_path / "model"), "trust_remote_code": False, "vocab_size": 320, "fingerprint": "tiny"}
+    (tmp_path / "target.json").write_text(json.dumps(target))
+    done = subprocess.run(
+        [sys.executable, str(repo / "benchmarks/tokenize.py"), "--quick", "--conversations", "200", "--target", "target.json"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(repo / "workflow")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    first, last = (json.loads(line) for line in done.stdout.splitlines())
+    assert last["ratio"] == first["ratio"] > 0
+    assert last["conversations"] == 200
+    assert (last["second_run_made"], last["second_run_reused"]) == (1, 200)
+    assert 0 < last["peak_gb_above_imports"] < 2
+    assert (last["processes"], last["second_run_processes"]) == (1, 1)
+    assert "200 conversations were made" in (tmp_path / "logs/benchmarks/tokenize-stage.log").read_text()
+
+
+def test_a_benchmark_named_as_a_module_of_the_library_hides_it_from_nobody(repo: Path) -> None:
+    """Python looks for modules in a script's folder first, and `inspect` needs the library's tokenize."""
+    code = "import sys; sys.path.insert(0, 'benchmarks'); import inspect, tokenize; print(tokenize.__file__, tokenize.open)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.modules.pop('tokenize', None); {code}"],
+        cwd=repo, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert "benchmarks" not in done.stdout

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from draftsmith import nvml, progress_file
+from draftsmith import progress_file
 from draftsmith.errors import DraftsmithError
+from draftsmith.gpus import nvml
 
 REPO = Path(__file__).resolve().parents[2]
 

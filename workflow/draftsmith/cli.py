@@ -77,9 +77,9 @@ def regenerate(
     gpus: Gpus = None,
 ) -> None:
     """Let the target write the answers of the conversations anew."""
-    from draftsmith import gpu_job
     from draftsmith import regenerate as stage
     from draftsmith.files import read_json
+    from draftsmith.gpus import gpu_job
     from draftsmith.preflight.checks import before_regeneration
 
     parsed = _config(settings, whole)
@@ -131,8 +131,8 @@ def preflight(
     gpus: Gpus = None,
 ) -> None:
     """Check in seconds, without weights, what would fail after minutes."""
-    from draftsmith import gpu_job
     from draftsmith import preflight as stage
+    from draftsmith.gpus import gpu_job
 
     parsed = _config(settings, whole)
     gpu_job.number(parsed, gpus, parsed.engine.tp)
@@ -154,7 +154,7 @@ def dry_run(
 def clean_gpus(report: Output, whole: Whole = "", gpus: Gpus = None) -> None:
     """Look for processes on the granted GPUs, and end orphans of this workflow if the config says so."""
     from draftsmith import clean_gpus as stage
-    from draftsmith import gpu_job
+    from draftsmith.gpus import gpu_job
 
     parsed = _config(whole or "{}", whole)
     gpu_job.number(parsed, gpus, parsed.engine.tp)
@@ -173,7 +173,7 @@ def extract_shard(
 ) -> None:
     """Extract the hidden states of one shard into the store."""
     from draftsmith import extract_shard as stage
-    from draftsmith import gpu_job
+    from draftsmith.gpus import gpu_job
 
     parsed = _config(settings, whole)
     gpu_job.begin(parsed, gpus)
@@ -249,8 +249,8 @@ def train_draft(
     gpus: Gpus = None,
 ) -> None:
     """Train the draft."""
-    from draftsmith import gpu_job
     from draftsmith import train_draft as stage
+    from draftsmith.gpus import gpu_job
 
     parsed = _config(settings, whole)
     gpu_job.begin_training(parsed, gpus)
@@ -304,7 +304,7 @@ def evaluate_draft(
 ) -> None:
     """Serve the draft beside its target and measure the acceptance length."""
     from draftsmith import evaluate_draft as stage
-    from draftsmith import gpu_job
+    from draftsmith.gpus import gpu_job
 
     parsed = _config(settings, whole)
     gpu_job.begin(parsed, gpus)

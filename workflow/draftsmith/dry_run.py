@@ -23,14 +23,15 @@ from typing import IO, Any
 
 import psutil
 
-from draftsmith import gpu_job, hardware, verdict
+from draftsmith import hardware, verdict
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.few_layers import few_layers, shortened
 from draftsmith.files import check_writable, read_json, write_json
+from draftsmith.gpus import gpu_job
 from draftsmith.layers import resolve_layers
 from draftsmith.log import log
-from draftsmith.owned_folders import folder_name, sweep
+from draftsmith.processes.owned_folders import folder_name, sweep
 from draftsmith.rows import read_rows
 from draftsmith.signals import EXIT_TERMINATED, Termination
 from draftsmith.verdict import Check, Found, Skip, made

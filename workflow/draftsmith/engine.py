@@ -6,9 +6,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from draftsmith import driver_watch, hardware, run_mark
+from draftsmith import hardware
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
+from draftsmith.processes import driver_watch, run_mark
 
 GIB = 1 << 30
 
@@ -102,7 +103,7 @@ def vllm_arguments(config: Config, target: dict[str, Any], max_model_len: int) -
         "max_num_seqs": engine.max_num_seqs,
         "max_num_batched_tokens": engine.max_num_batched_tokens or (2048 if cpu else 16384),
         "disable_log_stats": True,
-        "worker_cls": "draftsmith.followed_worker.FollowedWorker",
+        "worker_cls": "draftsmith.processes.followed_worker.FollowedWorker",
     }
     if cpu:
         arguments["kv_cache_memory_bytes"] = int(engine.kv_cache_gib * GIB)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from draftsmith import nvml
+from draftsmith.gpus import nvml
 
 Device = Literal["cuda", "cpu"]
 

@@ -176,7 +176,7 @@ def _gpus() -> list[dict[str, Any]]:
     """The granted GPUs: memory in bytes, how busy in per cent (None where the driver does not tell, as with MIG)."""
     try:
         # Not hardware.gpus: the stage may not have chosen its GPUs yet, and what that once found it keeps.
-        from draftsmith import nvml
+        from draftsmith.gpus import nvml
 
         return [_gpu(device) for device in nvml.devices()]
     except Exception:
@@ -185,7 +185,7 @@ def _gpus() -> list[dict[str, Any]]:
 
 
 def _gpu(device: Any) -> dict[str, Any]:
-    from draftsmith import nvml
+    from draftsmith.gpus import nvml
 
     busy = None
     with suppress(Exception), nvml.told() as library:

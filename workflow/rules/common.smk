@@ -11,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 PACKAGE = Path(workflow.current_basedir).parent
 sys.path.insert(0, str(PACKAGE))
 
-from draftsmith import run_mark
+from draftsmith.processes import run_mark
 from draftsmith.errors import DraftsmithError
 from draftsmith.workflow import Plan
 

@@ -37,7 +37,7 @@ class Finder(importlib.abc.MetaPathFinder):
             run(module)
             if FAULT["kind"] == "outlive":
                 # Imported before the worker is made: it will not look after its driver.
-                sys.modules["draftsmith.driver_watch"].follow_driver = lambda: None
+                sys.modules["draftsmith.processes.driver_watch"].follow_driver = lambda: None
                 return
             module.Recorder.steps_seen = 0
             module.Recorder.execute_model = broken(module.Recorder.execute_model)

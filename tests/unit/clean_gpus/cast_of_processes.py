@@ -16,7 +16,7 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SL
 # A run's first process: it starts another and tells its number once that is up, then ends or waits.
 LEADER = """
 import subprocess, sys, time
-from draftsmith import run_mark
+from draftsmith.processes import run_mark
 run_mark.mark_run()
 child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, start_new_session=True)
 child.stdout.readline()

@@ -12,9 +12,10 @@ import psutil
 import pytest
 from cast_of_processes import Cast
 
-from draftsmith import clean_gpus, hardware, run_mark, scratch
+from draftsmith import clean_gpus, hardware
 from draftsmith.clean_gpus import holders, leftovers
-from draftsmith.runtime_folder import VARIABLE
+from draftsmith.processes import run_mark, scratch
+from draftsmith.processes.runtime_folder import VARIABLE
 from fake_nvml import Nvml, h200s
 
 

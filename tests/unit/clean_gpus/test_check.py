@@ -14,10 +14,11 @@ import pynvml
 import pytest
 from cast_of_processes import STUBBORN, Cast, gone
 
-from draftsmith import clean_gpus, hardware, run_mark
+from draftsmith import clean_gpus, hardware
 from draftsmith.clean_gpus import ending, holders
 from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError
+from draftsmith.processes import run_mark
 from fake_nvml import GIB, Gpu, Nvml
 
 
@@ -68,7 +69,7 @@ def test_a_process_of_a_run_that_lives_is_named_with_its_job(nvml: Nvml, cast: C
     with pytest.raises(
         DraftsmithError,
         match=rf"in use.*GPU 0: process {child} of \w+ \(a job of yours that is alive, 1024 MiB, run {leader}-\d+-\w+, "
-        rf"Slurm job 4711, started by process {leader}: .*from draftsmith import run_mark",
+        rf"Slurm job 4711, started by process {leader}: .*from draftsmith.processes import run_mark",
     ):
         clean_gpus.check(config(kill_orphans=True))
     assert not gone(child)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from cast_of_processes import Cast
 
-from draftsmith import run_mark
 from draftsmith.clean_gpus import leftovers
-from draftsmith.runtime_folder import VARIABLE, runtime_folder
-from draftsmith.scratch import scratch
+from draftsmith.processes import run_mark
+from draftsmith.processes.runtime_folder import VARIABLE, runtime_folder
+from draftsmith.processes.scratch import scratch
 from fake_nvml import Nvml
 
 GONE = f"999999-1-{run_mark.here()}"

@@ -95,7 +95,7 @@ def test_a_row_that_cuts_the_same_text_into_other_tokens(make: Make, monkeypatch
 
 def test_gpt_oss_without_its_vocabulary(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM builds its prompts by a library that fetches a vocabulary from the web."""
-    from draftsmith import vllm_chat
+    from draftsmith.chat import vllm_chat
 
     def refused(*given: Any) -> None:
         raise vllm_chat.Refused("error downloading or loading vocab file")

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draftsmith import hardware, owned_folders, run_mark
+from draftsmith import hardware
 from draftsmith.clean_gpus import leftovers
 from draftsmith.clean_gpus.ending import end
 from draftsmith.clean_gpus.holders import Holder, Look, in_container, look, orphans
@@ -22,7 +22,7 @@ from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import write_json
 from draftsmith.log import log
-from draftsmith.processes import wait
+from draftsmith.processes import owned_folders, run_mark, wait
 
 # An engine whose driver has just been killed is about to end by itself.
 SETTLE_SECONDS = 3.0

@@ -9,9 +9,9 @@ from typing import Literal
 
 import psutil
 
-from draftsmith import nvml, run_mark
 from draftsmith.errors import DraftsmithError
-from draftsmith.processes import Identity, identity
+from draftsmith.gpus import nvml
+from draftsmith.processes import Identity, identity, run_mark
 
 Owner = Literal["foreign", "own", "stranger", "orphan", "self", "hidden"]
 _KINDS = {

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 
-from draftsmith import run_mark, scratch
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json, write_json
 from draftsmith.log import log
-from draftsmith.runtime_folder import runtime_folder
+from draftsmith.processes import run_mark, scratch
+from draftsmith.processes.runtime_folder import runtime_folder
 
 SHARED = "/dev/shm/"
 _FOLDER = re.compile(rf"{re.escape(scratch.PREFIX)}(\d+-\d+-[0-9a-f]{{8}})-\w+")

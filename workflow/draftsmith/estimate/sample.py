@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from draftsmith import hub
 from draftsmith.config import Config, Source
-from draftsmith.conversations import Conversation, normalise
-from draftsmith.dropped import Unusable
+from draftsmith.conversations import Conversation, hub, normalise
+from draftsmith.conversations.dropped import Unusable
+from draftsmith.conversations.sources import RawRow, default_domain, read_source
+from draftsmith.conversations.tokenised import Tokenised
 from draftsmith.errors import DraftsmithError
 from draftsmith.estimate.counter import Counter, counter
-from draftsmith.sources import RawRow, default_domain, read_source
-from draftsmith.tokenised import Tokenised
 
 _ROWS = 256
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".parquet")

@@ -9,13 +9,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from draftsmith import driver_watch, engine, progress_file, vllm_compat
+from draftsmith import engine, progress_file, vllm_compat
 from draftsmith.clean_gpus import leftovers
 from draftsmith.config import Config
 from draftsmith.evaluate_draft.counts import Counts
 from draftsmith.files import read_json, write_json
 from draftsmith.log import log
-from draftsmith.scratch import scratch
+from draftsmith.processes import driver_watch
+from draftsmith.processes.scratch import scratch
 
 
 def serve(job: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from draftsmith.extract_shard.space import Room, is_full
 from draftsmith.extract_shard.staging import staging
 from draftsmith.extract_shard.tries import Tries, remembered, suspects
 from draftsmith.log import log
-from draftsmith.scratch import scratch
+from draftsmith.processes.scratch import scratch
 from draftsmith.signals import Termination
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.extract_shard import ledger
-from draftsmith.followed_worker import FollowedWorker
+from draftsmith.processes.followed_worker import FollowedWorker
 
 STAGES = {
     "init_device": "start",

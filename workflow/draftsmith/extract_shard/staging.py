@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from draftsmith.log import log
-from draftsmith.owned_folders import folder_name, sweep
+from draftsmith.processes.owned_folders import folder_name, sweep
 
 SHARD = r"\d+-of-\d+"
 

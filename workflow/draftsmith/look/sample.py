@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftsmith import splits
+from draftsmith.conversations import splits
 from draftsmith.errors import DraftsmithError
 from draftsmith.look.pieces import Speller, parts
 from draftsmith.look.survey import Survey

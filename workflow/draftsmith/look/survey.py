@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from draftsmith import splits
+from draftsmith.conversations import splits
 from draftsmith.errors import DraftsmithError
 
 _COLUMNS = ("row_id", "source", "domain", "split", "length", "supervised", "span_starts", "span_ends")

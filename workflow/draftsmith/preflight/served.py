@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftsmith import vllm_chat
-from draftsmith.chat import Chat
+from draftsmith.chat import Chat, vllm_chat
 from draftsmith.conversations import Unusable
 from draftsmith.log import log
-from draftsmith.marks import common
 from draftsmith.preflight.subject import Subject, needed
 from draftsmith.preflight.text import TURNS
+from draftsmith.tokenize.marks import common
 from draftsmith.verdict import Found
 
 _MEND = (

@@ -37,7 +37,7 @@ REASONS = {
     "calls_differ": "the target called other tools than the source, whose replies do not fit then",
     "failed": "the engine or the server failed on it; the report has the traceback",
 }
-"""Reason codes of this stage with what each means, besides those of conversations.py and masking.py."""
+"""Reason codes of this stage with what each means, besides those of conversations.py and tokenize/masking.py."""
 
 
 def run(config: Config, *, target: Path, workdir: Path, conversations: Path, report: Path) -> None:

@@ -12,8 +12,8 @@ from draftsmith import engine, progress_file, vllm_compat
 from draftsmith.clean_gpus import leftovers
 from draftsmith.config import Config
 from draftsmith.log import log
+from draftsmith.processes.scratch import scratch
 from draftsmith.regenerate.asking import Question, Reply
-from draftsmith.scratch import scratch
 
 
 class Generator:

@@ -10,13 +10,13 @@ from draftsmith.config import Config
 from draftsmith.conversations import Conversation, Unusable
 from draftsmith.errors import DraftsmithError
 from draftsmith.log import log
-from draftsmith.marks import learn_marks
 from draftsmith.regenerate import answers, talks
 from draftsmith.regenerate.asking import Answerer, Failure, Question, Reply
 from draftsmith.regenerate.journal import Journal, Ledger
 from draftsmith.regenerate.progress import Progress
 from draftsmith.regenerate.talks import Talk
 from draftsmith.signals import Termination
+from draftsmith.tokenize.marks import learn_marks
 
 _PART = 64
 _PART_SECONDS = 20.0

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from draftsmith.as_served import sendable, sendable_tools
+from draftsmith.chat.as_served import sendable, sendable_tools
 from draftsmith.config import Regenerate
 from draftsmith.conversations import Message
 from draftsmith.regenerate.asking import Question, Reply

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from draftsmith.config import Data
 from draftsmith.conversations import Conversation
-from draftsmith.dropped import NOT_SAMPLED, DropCount, Dropped
-from draftsmith.reading import Reader, SourceFigures
+from draftsmith.conversations.dropped import NOT_SAMPLED, DropCount, Dropped
+from draftsmith.conversations.reading import Reader, SourceFigures
 from draftsmith.regenerate import talks
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from importlib import import_module
 
-_READING = ("conversations", "tokenised", "masking")
+_READING = ("conversations", "conversations.tokenised", "tokenize.masking")
 MODULES = {
-    "tokenize": (*_READING, "lengths", "make_rows", "evaluation_prompts", "tokenize"),
+    "tokenize": (*_READING, "tokenize.lengths", "tokenize.make_rows", "tokenize.evaluation_prompts", "tokenize"),
     "regenerate": (*_READING, "regenerate"),
 }
 """Modules with a dictionary REASONS by the stage that counts with its codes; of equal codes the later ones' meaning holds."""

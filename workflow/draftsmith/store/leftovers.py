@@ -54,7 +54,7 @@ def staging(folder: Path) -> list[Leftover]:
 
 def _owner(path: Path) -> tuple[bool, str]:
     # Not at the head: `draftsmith --help` imports this module, and psutil takes its time.
-    from draftsmith.owned_folders import owner
+    from draftsmith.processes.owned_folders import owner
 
     found = owner(path, _SHARD)
     return (False, "not named like a staging folder of extract_shard") if found is None else (found.gone, found.note)

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from draftsmith import driver_watch
 from draftsmith.errors import DraftsmithError
 from draftsmith.log import log
+from draftsmith.processes import driver_watch
 from draftsmith.signals import EXIT_TERMINATED, Termination
 
 # A checkpoint may take this long, in seconds, after SIGTERM.

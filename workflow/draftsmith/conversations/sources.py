@@ -1,0 +1,152 @@
+"""Raw rows of JSONL, JSON and Parquet files, folders of them, and hub data sets, one at a time."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from draftsmith.config import Source
+from draftsmith.conversations import hub
+from draftsmith.errors import DraftsmithError
+
+_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class RawRow:
+    """One row as it was read: ``value`` is usually a dict; ``file`` and ``place`` (such as 'line 7') tell where it lies.
+
+    Of a line that cannot be read, ``fault`` says why.
+    """
+
+    file: str
+    place: str
+    value: Any
+    fault: str = ""
+
+
+def read_source(source: Source, index: int) -> Iterator[RawRow]:
+    """The rows of ``data.sources[index]`` in a fixed order: files by name, rows as they lie; the first ``limit`` only.
+
+    A line that cannot be read is a row with a fault. Raises :class:`DraftsmithError` naming the file that cannot be read
+    at all, or not any further.
+    """
+    key = f"data.sources[{index}]"
+    if source.path.startswith(hub.PREFIX):
+        rows = (
+            RawRow(source.path, f"row {number}", _without_nulls(value))
+            for number, value in enumerate(hub.rows(source, key), 1)
+        )
+    else:
+        rows = (row for file in _files(Path(source.path).expanduser(), f"{key}.path") for row in _from_file(file))
+    return islice(rows, source.limit)
+
+
+def default_domain(source: Source) -> str:
+    """Domain of rows that name none, where the source names none either: the file's or data set's own name."""
+    if source.path.startswith(hub.PREFIX):
+        return hub.parts(source.path)[0].rsplit("/", 1)[-1]
+    name = Path(source.path).name
+    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name) or "default"
+
+
+def _files(path: Path, key: str) -> list[Path]:
+    if path.is_dir():
+        found = sorted(
+            file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and not file.name.startswith(".")
+        )
+        if not found:
+            raise DraftsmithError(f"{path}: the folder that {key} names holds no {', '.join(_SUFFIXES)} files")
+        return found
+    if not path.is_file():
+        raise DraftsmithError(f"{path}: no such file; {key} must name a file or folder of conversations, or hub:ID")
+    if not path.name.endswith(_SUFFIXES):
+        raise DraftsmithError(f"{path}: of no known kind; {key} must end in one of {', '.join(_SUFFIXES)}")
+    return [path]
+
+
+def _from_file(file: Path) -> Iterator[RawRow]:
+    if file.name.endswith(".parquet"):
+        return _parquet(file)
+    if file.name.endswith(".json") and _starts_with_list(file):
+        return _json_list(file)
+    # Many data sets call JSON lines .json.
+    return _json_lines(file)
+
+
+def _starts_with_list(file: Path) -> bool:
+    with open(file, "rb") as opened:
+        head = opened.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return head.startswith(b"[")
+
+
+def _json_lines(file: Path) -> Iterator[RawRow]:
+    opener = gzip.open if file.name.endswith(".gz") else open
+    with opener(file, "rb") as lines:
+        number = 0
+        try:
+            for number, line in enumerate(lines, 1):
+                if stripped := line.removeprefix(b"\xef\xbb\xbf").strip():
+                    yield RawRow(str(file), f"line {number}", *_parse(stripped))
+        except (gzip.BadGzipFile, EOFError, zlib.error):
+            raise DraftsmithError(
+                f"{file}: the compressed file is damaged after line {number}; fetch or write it again"
+            ) from None
+
+
+def _parse(line: bytes) -> tuple[Any, str]:
+    """The value of a line, or None and why there is none."""
+    try:
+        return json.loads(line.decode()), ""
+    except UnicodeDecodeError as error:
+        return None, f"not valid UTF-8 at byte {error.start + 1} of the line"
+    except RecursionError:
+        return None, "nested too deeply to be a conversation"
+    except json.JSONDecodeError as error:
+        return None, f"not valid JSON ({error.msg} at column {error.colno})"
+    except ValueError as error:
+        return None, f"not valid JSON ({error})"
+
+
+def _json_list(file: Path) -> Iterator[RawRow]:
+    try:
+        rows = json.loads(file.read_bytes())
+    except UnicodeDecodeError as error:
+        raise DraftsmithError(f"{file}: not valid UTF-8 at byte {error.start + 1}; save the file as UTF-8") from None
+    except json.JSONDecodeError as error:
+        raise DraftsmithError(
+            f"{file}, line {error.lineno}: not valid JSON ({error.msg} at column {error.colno}); mend the file or write it as JSONL"
+        ) from None
+    for number, value in enumerate(rows, 1):
+        yield RawRow(str(file), f"row {number}", value)
+
+
+def _parquet(file: Path) -> Iterator[RawRow]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(file) as opened:
+            for batch in opened.iter_batches(batch_size=256):
+                for value in batch.to_pylist():
+                    number += 1
+                    yield RawRow(str(file), f"row {number}", _without_nulls(value))
+    except pa.ArrowInvalid as error:
+        reason = " ".join(str(error).split())
+        raise DraftsmithError(
+            f"{file}: not readable as Parquet after row {number} ({reason}); fetch or write it again"
+        ) from None
+
+
+def _without_nulls(value: Any) -> Any:
+    # Columnar files give every struct the keys of all its siblings, null where the row had none.
+    if isinstance(value, dict):
+        return {key: _without_nulls(part) for key, part in value.items() if part is not None}
+    return [_without_nulls(part) for part in value] if isinstance(value, list) else value

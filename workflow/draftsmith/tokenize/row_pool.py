@@ -1,0 +1,173 @@
+"""Rows of many conversations: those of earlier runs from the cache, the others by this process or by one a core."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import dataclass, field
+from itertools import chain, islice
+
+from draftsmith import hardware
+from draftsmith.chat import Chat
+from draftsmith.conversations import Conversation
+from draftsmith.conversations.reading import Given
+from draftsmith.log import log
+from draftsmith.processes import driver_watch
+from draftsmith.tokenize import row_identity
+from draftsmith.tokenize.make_rows import Made, Plan, RowMaker
+from draftsmith.tokenize.packed_rows import Packed, pack, unpack
+from draftsmith.tokenize.row_cache import RowCache
+
+# Conversations that are looked up together; those among them that are new are made together, in chunks.
+_WINDOW = 1024
+_CHUNK = 32
+# Windows that are being made while the one before them is handed on.
+_AHEAD = 2
+# New conversations from which on other processes are worth their start; this process goes on until they are ready.
+_POOL_FROM = 2048
+# Not forked from here: a tokenizer that has run has threads, whose locks a fork would copy as they are. A server without
+# any imports once what all of its forks need.
+_START = "forkserver"
+_PRELOAD = ["draftsmith.tokenize.row_worker_imports"]
+
+
+@dataclass
+class Figures:
+    """Conversations whose rows were ``reused`` from earlier runs, and those that were ``made``."""
+
+    reused: int = 0
+    made: int = 0
+
+
+@dataclass
+class _Window:
+    """Conversations in order, what is known of each, places of new ones that nobody makes yet, and who makes the others."""
+
+    given: list[Given]
+    keys: list[bytes | None]
+    packed: list[Packed | None]
+    new: deque[int]
+    futures: list[Future[list[Packed]]] = field(default_factory=list)
+
+
+def make_all(
+    conversations: Iterable[Given],
+    plan: Plan,
+    chat: Chat,
+    cache: RowCache | None = None,
+    figures: Figures | None = None,
+) -> Iterator[tuple[Given, Made]]:
+    """Each conversation with what became of it, in order.
+
+    What ``cache`` has is taken from it, and what is made is added to it. No more than a few windows of conversations are
+    in memory at once.
+    """
+    figures = figures or Figures()
+    pool = _Pool(plan)
+    source, ahead = iter(conversations), deque[_Window]()
+    maker, size = RowMaker(plan, chat), max(_WINDOW, _CHUNK * len(hardware.cores()))
+    try:
+        while (given := list(islice(source, size))) or ahead:
+            if given:
+                window = _look_up(given, plan, cache)
+                figures.reused += len(given) - len(window.new)
+                figures.made += len(window.new)
+                ahead.append(window)
+                if figures.made >= _POOL_FROM:
+                    pool.start()
+            pool.submit(ahead)
+            if len(ahead) > _AHEAD or not given:
+                yield from _finish(ahead, maker, cache, pool)
+    finally:
+        pool.end()
+
+
+def _look_up(given: list[Given], plan: Plan, cache: RowCache | None) -> _Window:
+    keys: list[bytes | None] = [None] * len(given)
+    packed: list[Packed | None] = [None] * len(given)
+    if cache is not None:
+        for place, one in enumerate(given):
+            # Rows that are tokens already would only be copied.
+            if isinstance(one, Conversation):
+                key = keys[place] = row_identity.key(one, plan.target["fingerprint"])
+                packed[place] = cache.get(key)
+    return _Window(given, keys, packed, deque(place for place, one in enumerate(packed) if one is None))
+
+
+def _finish(
+    ahead: deque[_Window], maker: RowMaker, cache: RowCache | None, pool: _Pool
+) -> Iterator[tuple[Given, Made]]:
+    """Hand the first window on; until the pool is ready, what is new is made here."""
+    window = ahead[0]
+    made: Iterator[Packed] | None = None
+    for place, one in enumerate(window.given):
+        packed = window.packed[place]
+        if packed is None:
+            key = window.keys[place]
+            if not window.futures:
+                pool.submit(ahead)
+            if window.futures:
+                made = made or chain.from_iterable(future.result() for future in window.futures)
+                packed = next(made)
+            else:
+                window.new.popleft()
+                packed = pack(maker.make(one))
+            if cache is not None and key is not None:
+                cache.add(key, packed)
+        yield one, unpack(packed)
+    ahead.popleft()
+
+
+class _Pool:
+    """Processes that make rows, one a core; none before :meth:`start`, and none on a single core."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._executor: ProcessPoolExecutor | None = None
+        self._first: Future[None] | None = None
+
+    def start(self) -> None:
+        """Let the processes start while this one goes on."""
+        workers = len(hardware.cores())
+        if self._executor is not None or workers < 2:
+            return
+        log(f"tokenize: {workers} processes")
+        context = multiprocessing.get_context(_START)
+        if _START == "forkserver":
+            context.set_forkserver_preload(_PRELOAD)
+        self._executor = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(self._plan,))
+        self._first = self._executor.submit(_nothing)
+
+    def submit(self, windows: Iterable[_Window]) -> None:
+        """Once a process is ready, let it make what is new in ``windows`` and has not been asked for."""
+        if self._executor is None or self._first is None or not self._first.done():
+            return
+        for window in windows:
+            while window.new:
+                chunk = [window.given[window.new.popleft()] for _ in range(min(_CHUNK, len(window.new)))]
+                window.futures.append(self._executor.submit(_make_chunk, chunk))
+
+    def end(self) -> None:
+        """Let the processes end; what they have not begun is dropped."""
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
+
+
+_maker: RowMaker | None = None
+
+
+def _begin(plan: Plan) -> None:
+    global _maker
+    driver_watch.follow_parent()
+    _maker = RowMaker(plan)
+
+
+def _nothing() -> None:
+    """The first task, done when a process has begun."""
+
+
+def _make_chunk(chunk: list[Given]) -> list[Packed]:
+    assert _maker is not None
+    return [pack(_maker.make(given)) for given in chunk]
