@@ -54,9 +54,15 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 # The longest first, so that none is left to run alone at the end. Tests that call Snakemake's API come last: it leaves
 # objects in this process which vLLM's import trips over.
-_ORDER = {"slurm": 0, "integration": 1, "dag": 9}
+_FIRST = ("test_slurm_chain.py", "test_chain.py", "test_slurm_extraction.py")
+_FOLDERS = {"integration": 4, "dag": 9}
+
+
+def _place(item: pytest.Item) -> int:
+    name = item.path.name
+    return _FIRST.index(name) if name in _FIRST else _FOLDERS.get(item.path.parent.name, 5)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests in the order in which they are handed to the processes that run them."""
-    items.sort(key=lambda item: (_ORDER.get(item.path.parent.name, 5), item.path.name != "test_chain.py"))
+    items.sort(key=_place)

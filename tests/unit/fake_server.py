@@ -12,7 +12,7 @@ from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, Response
 
 Body = dict[str, Any]
 
@@ -22,17 +22,19 @@ class FakeServer:
 
     ``reply`` gives the answer to a prompt's text: a text (one that ends in '…' is cut there), or a chat message as an
     object. ``fault`` gives for the n-th generation an HTTP status to fail with, 'hang', 'drop' (close the connection),
-    something to await first, or None. ``requests`` are all (path, body, headers); ``asked`` the prompts' texts of all generations but probes.
+    something to await first, or None. ``spoil`` gives for a prompt's text and the answer's object, of a probe too, what is
+    answered in its place, a text as it is; ``how['models']`` does so for the list of models. ``requests`` are all (path, body, headers); ``asked`` the prompts' texts of all generations but probes.
     """
 
     def __init__(self, tokenizer: Any, **how: Any) -> None:
         self.tokenizer = tokenizer
         self.how = {
             "model": "target", "root": None, "max_model_len": None, "key": None, "token_ids": True, "tokenize": True,
-            "extended": True, "parent": None,
+            "extended": True, "parent": None, "models": None,
         } | how  # fmt: skip
         self.reply: Callable[[str], str | Body] = lambda prompt: "fine"
         self.fault: Callable[[int, str], Any] = lambda count, prompt: None
+        self.spoil: Callable[[str, Body], Any] = lambda prompt, answer: answer
         self.requests: list[tuple[str, Body, dict[str, str]]] = []
         self.asked: list[str] = []
         self.generations = self.most_at_once = self._now = 0
@@ -76,9 +78,11 @@ class FakeServer:
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}/v1"
 
-    async def _models(self, request: Request) -> JSONResponse:
+    async def _models(self, request: Request) -> Response:
         if refused := await self._note(request, {}):
             return refused
+        if self.how["models"] is not None:
+            return _as_json(self.how["models"])
         card = {"id": self.how["model"], "object": "model", "owned_by": "somebody"}
         card |= {name: self.how[name] for name in ("root", "parent", "max_model_len") if self.how[name]}
         return JSONResponse({"object": "list", "data": [card] if self.how["model"] else []})
@@ -89,7 +93,7 @@ class FakeServer:
             return refused
         return JSONResponse({"tokens": self._ids(self._render(body)), "count": 0})
 
-    async def _completions(self, request: Request) -> JSONResponse:
+    async def _completions(self, request: Request) -> Response:
         body = await request.json()
         if refused := await self._note(request, body):
             return refused
@@ -101,11 +105,10 @@ class FakeServer:
             return failed
         said, ids, finish = self._said(text, body)
         assert isinstance(said, str)
-        return JSONResponse(
-            {"choices": [{"text": said, "token_ids": ids, "prompt_token_ids": body["prompt"], "finish_reason": finish}]}
-        )
+        choice = {"text": said, "token_ids": ids, "prompt_token_ids": body["prompt"], "finish_reason": finish}
+        return _as_json(self.spoil(text, {"choices": [choice]}))
 
-    async def _chat(self, request: Request) -> JSONResponse:
+    async def _chat(self, request: Request) -> Response:
         body = await request.json()
         if refused := await self._note(request, body):
             return refused
@@ -119,9 +122,8 @@ class FakeServer:
         message = {"role": "assistant", **(said if isinstance(said, dict) else {"content": said})}
         if message.get("tool_calls"):
             finish = "tool_calls"
-        return JSONResponse(
-            {"choices": [{"message": message, "finish_reason": finish}], "usage": {"completion_tokens": len(ids)}}
-        )
+        choice = {"message": message, "finish_reason": finish}
+        return _as_json(self.spoil(text, {"choices": [choice], "usage": {"completion_tokens": len(ids)}}))
 
     async def _note(self, request: Request, body: Body) -> JSONResponse | None:
         if self.dead:
@@ -182,6 +184,11 @@ class FakeServer:
 
     def _ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _as_json(answer: Any) -> Response:
+    """A text as it is, called JSON all the same."""
+    return Response(answer if isinstance(answer, str) else json.dumps(answer), media_type="application/json")
 
 
 def _error(status: int, words: str) -> JSONResponse:

@@ -19,6 +19,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "my.yaml: train.learnin_rate is no known key; config/README.md lists them all",
     ),
     (
+        "renamed key",
+        {"regenerate": {"keep_truncated": False}},
+        "my.yaml: regenerate.keep_truncated is no known key; it is now regenerate.unfinished: keep or drop",
+    ),
+    (
         "unknown key of a list entry",
         {"data": {"sources": [{"path": "a"}, {"path": "b", "domian": "chat"}]}},
         "my.yaml: data.sources.1.domian is no known key; config/README.md lists them all",

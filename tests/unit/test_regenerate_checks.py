@@ -46,6 +46,32 @@ def test_another_address_of_the_server(bench: Bench) -> None:  # noqa: F811
 
 
 @pytest.mark.parametrize(
+    "body", ["<!doctype html><p>Welcome</p>", '{"data": [', "", '{"data": ' + "7" * 5000 + "}", "[" * 100_000]
+)
+def test_no_json_where_the_models_should_be(bench: Bench, body: str) -> None:  # noqa: F811
+    with FakeServer(bench.tokenizer, models=body) as server:
+        found = error(bench, server)
+    assert found.startswith(
+        f"{server.address}: this is no server of OpenAI's API (MalformedReply: /models gave broken JSON ("
+    )
+    assert found.endswith("the address usually ends in /v1, correct regenerate.endpoint")
+
+
+def test_token_ids_of_another_shape_are_not_relied_on(bench: Bench) -> None:  # noqa: F811
+    def spoil(prompt: str, answer: dict[str, Any]) -> dict[str, Any]:
+        choice = answer["choices"][0]
+        return {
+            **answer,
+            "choices": [{**choice, "token_ids": list(map(str, choice["token_ids"]))}] if "text" in choice else [choice],
+        }
+
+    with FakeServer(bench.tokenizer) as server:
+        server.spoil = spoil
+        assert bench.run(server, [row("u: q")])["by"]["servers"][0]["api"] == "chat"
+        assert "cannot be asked by token ids (token_ids[0] is " in error(bench, server, api="completions")
+
+
+@pytest.mark.parametrize(
     ("model", "root", "known"),
     [
         ("target", None, True),

@@ -437,6 +437,68 @@ def test_rows_that_are_tokens_already_cannot_be_asked(bench: Bench, server: Fake
     assert (report["dropped"], report["kept"]) == ({"no_question": 1}, 1)
 
 
+def spoiling(**what: Any) -> Callable[[str, dict[str, Any]], dict[str, Any]]:
+    """Puts something else into the answer to a question with 'bad' in it; a message's keys go into the message."""
+
+    def spoil(prompt: str, answer: dict[str, Any]) -> dict[str, Any]:
+        choice = answer["choices"][0]
+        if "bad" in prompt:
+            messages = {key: value for key, value in what.items() if key in ("content", "reasoning", "tool_calls")}
+            choice |= {key: value for key, value in what.items() if key not in messages}
+            if messages:
+                choice["message"] |= messages
+        return answer
+
+    return spoil
+
+
+def failed_alone(bench: Bench, server: FakeServer) -> str:
+    """The error in the ledger of one conversation between two that have answers."""
+    report = bench.run(server, [row("u: one"), row("u: bad", id="b"), row("u: two")])
+    assert (report["kept"], report["dropped"]) == (2, {"failed": 1})
+    assert bench.texts() == [["u: one", "a: to one"], ["u: two", "a: to two"]]
+    (entry,) = bench.ledger()
+    assert (entry["conversation_id"], entry["turn"]) == ("b", 1)
+    return str(entry["error"])
+
+
+@pytest.mark.parametrize(
+    ("ids", "told"),
+    [
+        (["5", "6"], 'token_ids[0] is "5", no id of the target\'s vocabulary of 320'),
+        ([5, 6.0], "token_ids[1] is 6.0, no id"),
+        ([5, True], "token_ids[1] is true, no id"),
+        ([-1], "token_ids[0] is -1, no id"),
+        ([5, 320], "token_ids[1] is 320, no id"),
+        ([2**70], f"token_ids[0] is {2**70}, no id"),
+        ([None], "token_ids[0] is null, no id"),
+        ("56", 'token_ids are no list but "56"'),
+        (None, "the answer has no token_ids, which the server gave before"),
+    ],
+)
+def test_token_ids_that_are_none(bench: Bench, server: FakeServer, ids: Any, told: str) -> None:
+    server.spoil = spoiling(token_ids=ids)
+    assert failed_alone(bench, server).startswith(f"{server.address}: MalformedReply: {told}")
+
+
+def test_the_last_id_of_the_vocabulary_is_one(bench: Bench, server: FakeServer) -> None:
+    server.spoil = spoiling(token_ids=[5, 319, END])
+    bench.run(server, [row("u: one"), row("u: bad")])
+    assert bench.written[1]["generated"]["token_ids"] == [[5, 319, END]]
+
+
+@pytest.mark.parametrize("reason", [None, "abort", ["stop"]])
+def test_a_request_that_the_server_ends(bench: Bench, server: FakeServer, reason: Any) -> None:
+    server.spoil = spoiling(finish_reason=reason)
+    assert failed_alone(bench, server) == f"{server.address}: Unfinished: the server ended the request with {reason!r}"
+    assert "engine's log" not in bench.ledger()[0]["traceback"]
+
+
+def test_an_answer_that_is_broken_json(bench: Bench, server: FakeServer) -> None:
+    server.spoil = lambda prompt, answer: '{"choices": [' if "bad" in prompt else answer
+    assert failed_alone(bench, server).startswith(f"{server.address}: MalformedReply: /completions gave broken JSON (")
+
+
 # By messages: a server that cannot be asked by token ids.
 
 
@@ -532,3 +594,67 @@ def test_tool_calls_and_the_sources_replies(make: Callable[[str], Bench]) -> Non
     sent = talker.requests[-1][1]
     assert sent["messages"][1]["tool_calls"] == [call]
     assert sent["tools"] == tools
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ({"content": {"text": "x"}}, 'content is neither a text nor a list of parts but {"text": "x"}'),
+        ({"content": 7}, "content is neither a text nor a list of parts but 7"),
+        ({"content": [{"type": "image_url", "image_url": {}}]}, 'a part of content is no text: {"type": "image_url"'),
+        ({"content": [{"type": "text", "text": None}]}, "a part of content is no text"),
+        ({"content": [{"type": ["text"]}]}, "a part of content is no text"),
+        ({"content": [None]}, "a part of content is no text: null"),
+        ({"reasoning": ["hm"]}, 'the answer\'s reasoning is no text but ["hm"]'),
+        ({"tool_calls": {"name": "sky"}}, "tool_calls are no list of function calls"),
+        ({"tool_calls": [{"function": {"arguments": "{}"}}]}, "tool_calls are no list of function calls"),
+        ({"tool_calls": [{"function": {"name": "sky", "arguments": [1]}}]}, "tool_calls are no list of function calls"),
+        ({"message": "to bad"}, "the answer has no message"),
+        ({"token_ids": ["5"]}, 'token_ids[0] is "5", no id'),
+    ],
+)
+def test_messages_that_are_none(bench: Bench, talker: FakeServer, what: dict[str, Any], told: str) -> None:
+    talker.spoil = spoiling(**what)
+    assert failed_alone(bench, talker).startswith(f"{talker.address}: MalformedReply: {told}")
+
+
+def test_an_odd_usage_costs_no_answer(bench: Bench, talker: FakeServer) -> None:
+    talker.spoil = lambda prompt, answer: answer | {"usage": "many" if "bad" in prompt else {"completion_tokens": 3}}
+    report = bench.run(talker, [row("u: one"), row("u: bad")])
+    assert (report["kept"], report["generated_tokens"]) == (2, 3)
+
+
+def test_a_content_of_several_parts(make: Callable[[str], Bench]) -> None:
+    bench = make(chats.QWEN)
+    parts = ["It is", {"type": "output_text", "text": ""}, {"type": "text", "text": "blue."}]
+    with FakeServer(bench.tokenizer, token_ids=False) as talker:
+        talker.reply = echo
+        talker.spoil = spoiling(content=[{"type": "thinking", "thinking": "hm"}, *parts])
+        bench.run(talker, [row("u: one"), row("u: bad", "u: go on")])
+        assert bench.written[1]["messages"] == [
+            {"role": "user", "content": "bad"},
+            {"role": "assistant", "content": "It is\nblue.", "reasoning_content": "hm"},
+            {"role": "user", "content": "go on"},
+            {"role": "assistant", "content": "It is\nblue.", "reasoning_content": "hm"},
+        ]
+        assert any(
+            asked.endswith(
+                "assistant\nIt is\nblue.<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+            )
+            for asked in talker.asked
+        )
+
+
+def test_arguments_that_are_an_object_already(bench: Bench, talker: FakeServer) -> None:
+    talker.spoil = spoiling(content=None, tool_calls=[{"function": {"name": "sky", "arguments": {"of": "Rome"}}}])
+    bench.run(talker, [row("u: one"), row("u: bad")])
+    assert bench.written[1]["messages"][1]["tool_calls"] == [
+        {"type": "function", "function": {"name": "sky", "arguments": {"of": "Rome"}}}
+    ]
+
+
+@pytest.mark.parametrize("arguments", ["{", "[" * 100_000])
+def test_arguments_that_are_no_json(bench: Bench, talker: FakeServer, arguments: str) -> None:
+    talker.spoil = spoiling(content=None, tool_calls=[{"function": {"name": "sky", "arguments": arguments}}])
+    report = bench.run(talker, [row("u: one"), row("u: bad")])
+    assert (report["kept"], report["dropped"]) == (1, {"bad_tools": 1})

@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -17,7 +17,11 @@ from draftsmith import __version__, config, progress_file
 from draftsmith.errors import DraftsmithError
 from draftsmith.store import commands as store_commands
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+_HELP = (
+    """One command a stage of the workflow, as its rules call them; and estimate, status, look and store for people."""
+)
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=_HELP)
 app.add_typer(store_commands.app, name="store")
 
 Settings = Annotated[str, typer.Option(help="JSON text with sections of the config, or a config file's path.")]
@@ -40,7 +44,7 @@ _HOW = ("engine", "preflight", "clean")
 def _config(settings: str, whole: str = "") -> config.Config:
     parsed = config.settings(settings)
     if whole:
-        given = config.settings(whole)
+        given = config.settings(whole, "--config")
         for section in _HOW:
             setattr(parsed, section, getattr(given, section))
         how = {key: getattr(given.regenerate, key) for key in config.Regenerate.HOW}
@@ -341,9 +345,7 @@ def estimate(
     ] = None,
     rate: Annotated[
         list[str] | None,
-        typer.Option(
-            help="tokens/s of a stage, as extract=42000 (tokenize, regenerate, train, evaluate); load=SECONDS."
-        ),
+        typer.Option(help="tokens/s of a stage by its name or its first word, as extract=42000; load=SECONDS."),
     ] = None,
     rates: Annotated[Path | None, typer.Option(help="The same in a YAML file.", exists=True, dir_okay=False)] = None,
     target: Annotated[
@@ -351,13 +353,13 @@ def estimate(
     ] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows, where they are not to be estimated.")] = None,
     row_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of each of these rows.")] = None,
-    device: Annotated[str, typer.Option(help="auto, cuda or cpu: where it will run.")] = "auto",
-    gpu_gib: Annotated[float | None, typer.Option(help="Memory of a GPU in GiB, where none is here.")] = None,
+    device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="Where it will run.")] = "auto",
+    gpu_gib: Annotated[float | None, typer.Option(min=1, help="Memory of a GPU in GiB, where none is here.")] = None,
     shards: Annotated[
         int | None, typer.Option(min=1, help="Shards of the extraction; left out: the profile's.")
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="local or slurm; left out: slurm where a cluster answers.")
+        Literal["local", "slurm"] | None, typer.Option(help="Whose; left out: slurm where a cluster answers.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:

@@ -366,6 +366,13 @@ class Config(Section):
     report: Report = Report()
 
 
+# Keys of earlier versions, and what to write instead.
+_RENAMED = {
+    "train.gradient_accumulation": "train.packs_per_step (that many times the number of GPUs)",
+    "regenerate.keep_truncated": "regenerate.unfinished: keep or drop",
+}
+
+
 def check_consistent(config: Config, origin: str) -> None:
     """Fail where keys of different sections contradict each other; for whole configs, as a stage is given only a part of one."""
     if config.train.pack_tokens < config.tokenize.max_length:
@@ -391,7 +398,8 @@ def parse(values: Any, origin: str) -> Config:
 def _sentence(origin: str, fault: Any) -> str:
     key = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
-        return f"{origin}: {key} is no known key; config/README.md lists them all"
+        mend = f"it is now {_RENAMED[key]}" if key in _RENAMED else "config/README.md lists them all"
+        return f"{origin}: {key} is no known key; {mend}"
     reason = fault["msg"].removeprefix("Value error, ")
     given = fault.get("input")
     shown = "" if isinstance(given, dict | list) or fault["type"] == "value_error" else f" (given: {given!r})"
@@ -414,12 +422,15 @@ def load(path: Path) -> Config:
     return parse({} if values is None else values, str(path))
 
 
-def settings(given: str) -> Config:
-    """The settings of a stage: JSON text as a rule passes it (some sections, the rest default), or a YAML file's path."""
+def settings(given: str, option: str = "--settings") -> Config:
+    """The settings of a stage: JSON text as a rule passes it (some sections, the rest default), or a YAML file's path.
+
+    ``option`` is what it was given by, for messages.
+    """
     if given.lstrip().startswith("{"):
         try:
             values = json.loads(given)
         except ValueError as error:
-            raise DraftsmithError(f"--settings: not valid JSON: {error}") from None
-        return parse(values, "--settings")
+            raise DraftsmithError(f"{option}: not valid JSON: {error}") from None
+        return parse(values, option)
     return load(Path(given))

@@ -28,7 +28,8 @@ rule train_draft:
     threads: 32
     resources:
         gpu=GPUS,
-        mem_mb=64000,
+        # Each process builds the draft, the embedding and the head on the host before they go to its GPU.
+        mem_mb=lambda wildcards, attempt: 200000 if GPUS > 1 else 64000,
         runtime=lambda wildcards, attempt: 1440 * attempt,
     shell:
         "python -m draftsmith train-draft --settings {params.settings:q} --gpus {resources.gpu}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -140,6 +141,62 @@ def test_sharegpt() -> None:
         "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
     }
     assert found[2] == {"role": "tool", "content": "3"}
+
+
+def test_sharegpt_calls_of_one_turn_are_all_taken() -> None:
+    calls = [{"name": "f", "arguments": {"a": 1}}, {"name": "g", "arguments": "{}"}]
+    said = [{"from": "human", "value": "u"}, {"from": "function_call", "value": json.dumps(calls)}]
+    assert shape({"conversations": said}).messages[1]["tool_calls"] == [
+        {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}},
+        {"type": "function", "function": {"name": "g", "arguments": {}}},
+    ]
+    said[1]["value"] = "[]"
+    assert reason({"conversations": said}) == "bad_tools"
+
+
+def test_messages_as_a_text() -> None:
+    """As columns of text in Parquet have them."""
+    assert shape({"messages": json.dumps([USER, ANSWER])}).messages == [USER, ANSWER]
+    assert shape({"conversations": '[{"from": "human", "value": "u"}]', "system": "s"}).messages == [
+        {"role": "system", "content": "s"}, USER,
+    ]  # fmt: skip
+    for text in ("Human: hello", "[" * 100_000):
+        with pytest.raises(Unusable, match="no_messages: messages are a text that is not valid JSON"):
+            shape({"messages": text})
+    assert reason({"messages": '{"role": "user", "content": "u"}'}) == "no_messages"
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        '{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {"a": %s}}]}]}',
+        '{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "tool_calls": [{"name": "f", "arguments": "{\\"a\\": [%s]}"}]}]}',
+        '{"messages": [{"role": "user", "content": "u"}], "tools": [{"name": "f", "default": %s}]}',
+    ],
+    ids=["arguments", "arguments as text", "tools"],
+)
+def test_numbers_that_json_does_not_have(row: str, number: str) -> None:
+    with pytest.raises(Unusable) as caught:
+        shape(json.loads(row % number))
+    assert (caught.value.reason, caught.value.detail) == ("bad_tools", "a number that JSON does not have")
+    assert shape(json.loads(row % "1.5")).messages[0] == USER
+
+
+def test_such_numbers_are_harmless_where_nothing_uses_them() -> None:
+    nan = float("nan")
+    found = shape({"messages": [USER | {"score": nan}, ANSWER], "score": nan, "generated": {"score": nan}})
+    assert found.messages == [USER, ANSWER]
+    assert found.generated is None
+
+
+def test_arguments_that_cannot_be_written_as_json() -> None:
+    """Parquet has times and bytes."""
+    call = {"name": "f", "arguments": {"at": datetime(2020, 1, 1)}}
+    with pytest.raises(Unusable, match="bad_tools: a value that JSON does not have"):
+        shape({"messages": [USER, {"role": "assistant", "tool_calls": [call]}]})
+    text = {"name": "f", "arguments": "[" * 100_000}
+    assert reason({"messages": [USER, {"role": "assistant", "tool_calls": [text]}]}) == "bad_tools"
 
 
 def test_prompts_alone() -> None:

@@ -75,6 +75,31 @@ def test_a_file_without_conversations_is_an_error(tmp_path: Path) -> None:
         read(Source(path=str(tmp_path)))
 
 
+def test_a_file_in_a_folder_that_is_none_of_the_data(tmp_path: Path) -> None:
+    """A file named alone is meant; in a folder it may only lie beside the data."""
+    aside = r"; if it is none of the data, move it out of the folder, or name the files$"
+    write(tmp_path / "a.jsonl", [{"prompt": "a"}])
+    for text, end in (
+        ('{"citation": "x"}', "and the first has citation"),
+        ('{\n  "citation": "x"\n}\n', "or each of them on one line"),
+    ):
+        (tmp_path / "info.json").write_text(text)
+        with pytest.raises(DraftsmithError, match=rf"info\.json: .*{end}{aside}"):
+            read(Source(path=str(tmp_path)))
+        with pytest.raises(DraftsmithError, match=rf"info\.json: .*{end}$"):
+            read(Source(path=str(tmp_path / "info.json")))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le"])
+def test_utf_16_is_told_how_to_save_the_file(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"prompt": "a"}\n{"prompt": "b"}\n'.encode(encoding))
+    with pytest.raises(
+        DraftsmithError,
+        match=r"a\.jsonl: holds no conversations; line 1 is not valid UTF-8 .*; save the file as UTF-8$",
+    ):
+        read(Source(path=str(tmp_path / "a.jsonl")))
+
+
 def test_a_folder_of_all_kinds_is_one_source(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

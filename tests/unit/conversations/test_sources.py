@@ -82,6 +82,86 @@ def test_a_file_that_cannot_be_read_on_is_named(tmp_path: Path) -> None:
         read(tmp_path / "a.parquet")
 
 
+def test_a_folder_by_the_name_of_a_file_is_gone_into(tmp_path: Path) -> None:
+    (tmp_path / "sub.jsonl").mkdir()
+    (tmp_path / "sub.jsonl" / "b.jsonl").write_text(lines(ROWS[1:]))
+    (tmp_path / "a.jsonl").write_text(lines(ROWS[:1]))
+    assert read(tmp_path) == ROWS
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(lines(ROWS))
+    (tmp_path / "b.jsonl").symlink_to("a.jsonl")
+    assert read(tmp_path) == ROWS + ROWS
+    (tmp_path / "c.jsonl").symlink_to("gone.jsonl")
+    for path in (tmp_path, tmp_path / "c.jsonl"):
+        with pytest.raises(
+            DraftsmithError, match=r"c\.jsonl: a link to gone\.jsonl, which is not there; mend the link or remove it$"
+        ):
+            read(path)
+
+
+@pytest.mark.parametrize("compression", ["snappy", "none"])
+def test_a_parquet_file_with_flipped_bytes_is_named(tmp_path: Path, compression: str) -> None:
+    """The pages of compressed columns are damaged; of others the texts, which are no UTF-8 any more."""
+    path = tmp_path / "a.parquet"
+    table = pa.Table.from_pylist([{"prompt": f"prompt {number} " * 20} for number in range(500)])
+    pq.write_table(table, path, compression=compression, use_dictionary=False, write_statistics=False)
+    data = bytearray(path.read_bytes())
+    for place in range(len(data) // 4, len(data) // 2):
+        data[place] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(
+        DraftsmithError, match=r"a\.parquet: not readable as Parquet after row \d+ \(.+\); fetch or write"
+    ):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested too deeply to be conversations; mend the file or write it as JSONL"),
+        (
+            '[{"prompt": "a", "n": ' + "1" * 5000 + "}]",
+            "not valid JSON (Exceeds the limit (4300 digits) for integer string conversion: value has 5000 digits); "
+            "mend the file or write it as JSONL",
+        ),
+        (
+            json.dumps(ROWS[0], indent=2),
+            "one JSON object over several lines, neither a list nor JSON lines; write the conversations as a list, "
+            "or each of them on one line",
+        ),
+    ],
+    ids=["deep", "digits", "object"],
+)
+def test_a_json_file_that_is_no_list_of_rows_is_named(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(DraftsmithError) as caught:
+        read(path)
+    assert str(caught.value) == f"{path}: {sentence}"
+
+
+def test_a_first_line_that_breaks_off_is_not_taken_for_one_object(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"prompt": \n' + lines(ROWS))
+    assert read(tmp_path / "a.json") == [None, *ROWS]
+    (tmp_path / "b.json").write_text(lines(ROWS[:1]))
+    assert read(tmp_path / "b.json") == ROWS[:1]
+
+
+def test_what_is_not_gzip_is_said_to_be_none(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_text(lines(ROWS))
+    with pytest.raises(DraftsmithError, match=r"a\.jsonl\.gz: not compressed by gzip; take \.gz off its name"):
+        read(tmp_path / "a.jsonl.gz")
+
+
+def test_a_file_that_the_system_cannot_read_is_named(tmp_path: Path) -> None:
+    """Page 0 of a process is mapped by nobody, so that reading it fails for every user."""
+    (tmp_path / "a.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(DraftsmithError, match=r"a\.jsonl: could not be read \(Input/output error\); check its"):
+        read(tmp_path / "a.jsonl")
+
+
 def test_missing_files_name_the_key(tmp_path: Path) -> None:
     with pytest.raises(DraftsmithError, match=r"none\.jsonl: no such file; data\.sources\[3\]\.path"):
         list(read_source(Source(path=str(tmp_path / "none.jsonl")), 3))

@@ -97,3 +97,12 @@ def test_what_has_no_rows_is_left_out() -> None:
     given["d1"].rows = 0
     given["d1"].eligible = False
     assert set(assign(given, per_domain=1, fraction=0.5, seed=0)) == {"d0", "d2", "d3"}
+
+
+def test_what_gave_no_rows_is_no_part_of_its_domain() -> None:
+    """Six usable conversations and thirty that were left out: two of the six are evaluated, as if they were alone."""
+    usable = {f"u{place}": Group("d", eligible=True, rows=1, conversations=1) for place in range(6)}
+    lost = {f"l{place}": Group("d") for place in range(30)}
+    found = assign(usable | lost, per_domain=6, fraction=0.0, seed=0)
+    assert count(found) == {"train": 4, "validation": 0, "evaluation": 2}
+    assert found == assign(usable, per_domain=6, fraction=0.0, seed=0)

@@ -94,7 +94,7 @@ def test_tables_for_people(tmp_path: Path) -> None:
         "formula",
         "7 TTT steps",
         "unknown: give --rate extract",
-        "store: disk",
+        "store, work and results: disk",
         "assumed: ",
     ):
         assert part in done.stdout, part

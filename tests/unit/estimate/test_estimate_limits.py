@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,6 +139,25 @@ def test_room_on_the_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     assert str(tmp_path) in checks[0].detail
     many = disk.room("store", tmp_path, 1, 1 << 62)
     assert [check.name for check in many if check.status == "fail"] in (["store: files"], [])
+
+
+def test_folders_of_one_disk_need_it_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", "")
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 1_000_000_000))
+    (tmp_path / "other").mkdir()
+    needs = [disk.Need("store", tmp_path / "store", 600_000_000, 3), disk.Need("work", tmp_path / "work", 500_000_000)]
+    (check,) = disk.rooms(needs)
+    assert (check.name, check.status) == ("store, work: disk", "fail")
+    assert check.detail.startswith("1.1 GB are needed, 1.0 GB are free")
+    real = os.stat
+    monkeypatch.setattr(
+        os,
+        "stat",
+        lambda path, **more: SimpleNamespace(st_dev=7) if str(path).endswith("other") else real(path, **more),
+    )
+    apart = disk.rooms([needs[0], disk.Need("work", tmp_path / "other", 500_000_000)])
+    assert [(check.name, check.status) for check in apart] == [("store: disk", "ok"), ("work: disk", "ok")]
 
 
 def test_a_quota_is_read_from_what_quota_prints(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

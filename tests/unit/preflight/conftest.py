@@ -63,6 +63,12 @@ def make(llama: Path, tmp_path: Path) -> Make:
             values[section] = values.get(section, {}) | given
         described = tiny.target(folder, multimodal=False) | target
         table = write_rows(tmp_path / "rows.parquet", rows)
-        return Subject(parse(values, "test"), described, table, {"tokens": 10, "supervised": 4}, granted)
+        return Subject(
+            parse(values, "test"),
+            described,
+            table,
+            {"tokens": 10, "supervised": 4, "by_split": {"evaluation": 2}},
+            granted,
+        )
 
     return made

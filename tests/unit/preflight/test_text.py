@@ -113,3 +113,10 @@ def test_supervision(make: Make, supervised: int, status: str) -> None:
     subject = make()
     subject.tokenised = {"tokens": 1000, "supervised": supervised}
     assert checks.supervision(subject) == (status, f"{supervised / 10:.0f}% of 1000 tokens are supervised")
+
+
+@pytest.mark.parametrize(("asked", "wanted", "status"), [(3, 6, "ok"), (0, 6, "fail"), (0, 0, "warn")])
+def test_no_prompt_to_evaluate_is_told_before_the_extraction(make: Make, asked: int, wanted: int, status: str) -> None:
+    subject = make()
+    subject.tokenised = {"by_split": {"evaluation": asked}, "evaluation_per_domain": wanted}
+    assert checks.evaluation(subject)[0] == status

@@ -157,5 +157,8 @@ def test_no_such_run_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DraftsmithError, match="no run has left results or logs here; give --results"):
         status.run(None, watch=False, as_json=False, every=1.0)
+    (tmp_path / "results").mkdir()
+    with pytest.raises(DraftsmithError, match="results: no such run"):
+        status.run(Path("results"), watch=False, as_json=False, every=1.0)
     with pytest.raises(DraftsmithError, match="results/none: no such run"):
         status.run(Path("results/none"), watch=False, as_json=False, every=1.0)

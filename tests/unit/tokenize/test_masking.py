@@ -328,3 +328,22 @@ def test_what_the_target_wrote_is_kept_to_the_token() -> None:
     assert rows[0].spans == [(len(prompts[0]), len(prompts[0]) + 4)]
     # Another target's ids mean nothing.
     assert len(make.rows(generated(conversation, [[5], [6]], "another's"))) == 1
+
+
+def _calling(content: str) -> Conversation:
+    call = {"type": "function", "function": {"name": "find_city", "arguments": {"name": "Oslo"}}}
+    asked = {"role": "user", "content": "what is it"}
+    return Conversation("c", "test", "d", [asked, {"role": "assistant", "content": content, "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize("content", ["", "The answer"])
+def test_a_call_that_the_template_leaves_out_is_not_learnt_as_the_end_of_an_answer(content: str) -> None:
+    with pytest.raises(Unusable, match="not_rendered: a call of find_city"):
+        masker(chat(chats.CHATML)).rows(_calling(content))
+    (row,) = masker(chat(chats.KIMI, "kimi", thinking=False)).rows(_calling(content))
+    assert "find_city" in chat(chats.KIMI, "kimi").decode(row.ids[slice(*row.spans[0])])
+
+
+def test_an_answer_of_reasoning_that_the_template_leaves_out() -> None:
+    with pytest.raises(Unusable, match="not_rendered: its reasoning"):
+        masker(chat(chats.CHATML)).rows(talk("what is it", "thought >> "))

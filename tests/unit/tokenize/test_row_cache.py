@@ -136,3 +136,17 @@ def test_more_parts_than_are_open_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     for number in (0, 15, 3, 11, 5, 0, 14):
         assert cache.get(key(number)) == packed(number)
         assert len(cache._open) <= 2
+
+
+def test_work_of_some_seconds_is_kept_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(row_cache.time, "monotonic", lambda: clock[0])
+    cache = RowCache(tmp_path)
+    cache.add(key(1), packed(1))
+    clock[0] += 19.0
+    cache.add(key(2), packed(2))
+    assert found(tmp_path, 1, 2) == []
+    clock[0] += 2.0
+    cache.add(key(3), packed(3))
+    # As a kill -9 would find it.
+    assert found(tmp_path, 1, 2, 3) == [1, 2, 3]

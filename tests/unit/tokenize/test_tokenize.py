@@ -287,3 +287,26 @@ def test_row_groups_are_small(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
     bench.run(many(35))
     assert pq.ParquetFile(bench.folder / "out" / "rows.parquet").num_row_groups == 4
     assert len(bench.rows) == 35
+
+
+def test_the_mend_is_that_of_the_commonest_reason(bench: Bench) -> None:
+    with pytest.raises(DraftsmithError, match=r"left out: too_short 2\); lower tokenize\.min_tokens"):
+        bench.run([conversation("hi", "one"), conversation("you", "two")], min_supervised_tokens=50)
+
+
+def test_headers_that_swallow_the_beginning_of_answers_are_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The header ends in a space, which the tokenizer joins with the first word behind it."""
+    header = "[A] "
+    template = (
+        "{% for m in messages %}{{ '[Q] ' if m.role == 'user' else '"
+        + header
+        + "' }}{{ m.content }}<|im_end|>{% endfor %}"
+        "{% if add_generation_prompt %}" + header + "{% endif %}"
+    )
+    bench = Bench(tmp_path, template)
+    bench.run(
+        [conversation("hi", "answer is it"), conversation("you", "is it the answer"), conversation("us", "answer")]
+    )
+    assert "warning: in 3 of 3 answers the first characters share a token with the header" in capfd.readouterr().err

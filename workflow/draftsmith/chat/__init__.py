@@ -51,6 +51,7 @@ class Chat:
         self._arguments_as_text = False
         self._steady = SteadyTemplate.of(template) if isinstance(template, str) else None
         self._header: str | None = None
+        self._encoded: dict[str, Encoded] = {}
         self._compared = 0
         self._added = dict(tokenizer.added_tokens_decoder)
         eos = tokenizer.eos_token_id
@@ -182,8 +183,18 @@ class Chat:
         )
         return list(encoded["input_ids"]), list(encoded["assistant_masks"])
 
+    def encode_ahead(self, texts: Sequence[str]) -> None:
+        """Let :meth:`encode` have these texts at hand, and no others: many at once cost a quarter less than one by one."""
+        self._encoded.clear()
+        if self.fast and texts:
+            encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)
+            for text, ids, places in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
+                self._encoded[text] = Encoded(ids, places.token_to_chars)
+
     def encode(self, text: str) -> Encoded:
         """Token ids of a rendered text, to which nothing is added: the template wrote the special tokens."""
+        if (known := self._encoded.pop(text, None)) is not None:
+            return known
         if not self.fast:
             return Encoded(list(self.tokenizer(text, add_special_tokens=False)["input_ids"]), None)
         encoded = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)

@@ -49,7 +49,7 @@ REASONS = {
     "bad_message": "a message is no object with a role and a content",
     "unknown_role": "a role is none of system, user, assistant, tool and their usual other names",
     "non_text_content": "a content part is no text, such as an image",
-    "bad_tools": "tools or tool_calls are not of OpenAI's shape",
+    "bad_tools": "tools or tool_calls are not of OpenAI's shape, or hold what JSON does not have",
     "bad_unicode": "a text holds half of a surrogate pair, which has no UTF-8 form",
     "empty_prompt": "a user message is empty",
     "unknown_split": "`split` is none of train, validation and evaluation",
@@ -131,14 +131,14 @@ def normalise(raw: RawRow, source: str, domain: str) -> Conversation | Tokenised
         f"{source}:{raw.place.rsplit(' ', 1)[-1]}",
     )
     source, domain = str(row.get("source") or source), str(row.get("domain") or domain)
-    _check_unicode(name, source, domain)
+    _check_writable(name, source, domain)
     split = None if split is None else _SPLITS[str(split).lower()]
     if given:
         return Tokenised(name, source, domain, *given, split)
     tools, generated = _tools(row.get("tools")), row.get("generated")
-    noted = dict(generated) if isinstance(generated, dict) else {}
+    noted = dict(generated) if isinstance(generated, dict) and _is_writable(generated) else {}
     repeats, of = noted.pop("repeats", 1), noted.pop(_OF, None)
-    _check_unicode(messages, tools)
+    _check_writable(messages, tools)
     found = Conversation(name, source, domain, messages, tools, split, noted or None, max(_whole(repeats), 1))
     return found if of in (None, found.content_key()) else replace(found, generated=None)
 
@@ -147,11 +147,26 @@ def _whole(given: Any) -> int:
     return given if isinstance(given, int) else 1
 
 
-def _check_unicode(*texts: Any) -> None:
+def _check_writable(*texts: Any) -> None:
     try:
-        json.dumps(texts, ensure_ascii=False).encode()
+        json.dumps(texts, ensure_ascii=False, allow_nan=False).encode()
     except UnicodeEncodeError:
         raise Unusable("bad_unicode") from None
+    except ValueError:
+        # Python's parser takes NaN and Infinity, and makes one of 1e999; only arguments and tools can hold a number.
+        raise Unusable("bad_tools", "a number that JSON does not have") from None
+    except TypeError:
+        raise Unusable("bad_tools", "a value that JSON does not have") from None
+    except RecursionError:
+        raise Unusable("bad_tools", "nested too deeply") from None
+
+
+def _is_writable(value: Any) -> bool:
+    try:
+        _check_writable(value)
+    except Unusable:
+        return False
+    return True
 
 
 def _given_messages(row: Mapping[str, Any]) -> list[Any]:
@@ -166,12 +181,22 @@ def _given_messages(row: Mapping[str, Any]) -> list[Any]:
             if answer and not isinstance(answer, list):
                 raise Unusable("no_messages", f"the answer is {type(answer).__name__}, neither text nor messages")
             given = given + (answer or [])
+    elif isinstance(given, str):
+        given = _listed(given)
     if not isinstance(given, list) or not given:
         raise Unusable("no_messages")
     system = row.get("system")
     if isinstance(system, str) and system and not (isinstance(given[0], Mapping) and _role(given[0]) in _INSTRUCTING):
         given = [{"role": "system", "content": system}, *given]
     return given
+
+
+def _listed(text: str) -> Any:
+    """Messages that are written as JSON, as columns of text have them."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unusable("no_messages", "messages are a text that is not valid JSON") from None
 
 
 def _role(message: Mapping[str, Any]) -> str | None:
@@ -202,7 +227,8 @@ def _message(given: Any) -> Message | None:
             message["reasoning_content"] = reasoning
         calls = given.get("tool_calls") or ([given["function_call"]] if given.get("function_call") else [])
         if named == "function_call":
-            message["content"], calls = "", [_parsed(content)]
+            called = _parsed(content)
+            message["content"], calls = "", called if isinstance(called, list) and called else [called]
         if calls:
             message["tool_calls"] = _tool_calls(calls)
         if given.get("truncated"):
@@ -275,7 +301,7 @@ def _tools(given: Any) -> list[dict[str, Any]] | None:
 def _parsed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Unusable("bad_tools", "arguments or tools that are not valid JSON") from None
 
 

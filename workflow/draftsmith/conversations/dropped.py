@@ -58,9 +58,10 @@ class DropCount:
                 for reason, count in self.counts.most_common()
                 if reason not in harmless
             )
+            answered = ", set regenerate.enabled: true to have answers written," if self.counts["no_answer"] else ""
             raise DraftsmithError(
                 f"{unusable} of {total} conversations cannot be used, more than data.max_dropped_fraction ({allowed:g}) "
-                f"allows: {listed}; mend the data or raise the limit"
+                f"allows: {listed}; mend the data{answered} or raise the limit"
             )
 
     def report(self, stage: str) -> None:

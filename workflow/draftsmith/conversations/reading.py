@@ -15,7 +15,7 @@ from typing import Any
 from draftsmith.config import Data, Source
 from draftsmith.conversations import KNOWN_KEYS, Conversation, hub, normalise
 from draftsmith.conversations.dropped import NOT_SAMPLED, Dropped, Unusable
-from draftsmith.conversations.sources import RawRow, default_domain, read_source
+from draftsmith.conversations.sources import RawRow, aside_mend, default_domain, read_source
 from draftsmith.conversations.splits import share
 from draftsmith.conversations.tokenised import Tokenised
 from draftsmith.errors import DraftsmithError
@@ -74,7 +74,7 @@ class Reader:
         file, seen, empty, first = None, 0, 0, None
         for raw in read_source(source, index):
             if raw.file != file:
-                _check_not_empty(file, seen, empty, first)
+                _check_not_empty(file, seen, empty, first, source)
                 file, seen, empty, first = raw.file, 0, 0, raw
             seen += 1
             figures.read += 1
@@ -84,7 +84,7 @@ class Reader:
                 figures.not_sampled += given.reason == NOT_SAMPLED
                 figures.unusable += given.reason != NOT_SAMPLED
             yield given
-        _check_not_empty(file, seen, empty, first)
+        _check_not_empty(file, seen, empty, first, source)
         if not figures.read:
             raise DraftsmithError(
                 f"{source.path}: holds no conversations; data.sources[{index}] needs rows with {KNOWN_KEYS}"
@@ -113,12 +113,16 @@ def times(weight: float, seed: int, key: str) -> int:
     return whole + (share(seed, "weight", key) < weight - whole)
 
 
-def _check_not_empty(file: str | None, seen: int, empty: int, first: RawRow | None) -> None:
+def _check_not_empty(file: str | None, seen: int, empty: int, first: RawRow | None, source: Source) -> None:
     if file is None or first is None or seen != empty:
         return
     if first.fault:
-        raise DraftsmithError(f"{file}: holds no conversations; {first.place} is {first.fault}")
+        mend = "; save the file as UTF-8" if first.fault.startswith("not valid UTF-8") else ""
+        raise DraftsmithError(
+            f"{file}: holds no conversations; {first.place} is {first.fault}{mend}{aside_mend(source)}"
+        )
     found = ", ".join(map(str, first.value)) if isinstance(first.value, Mapping) else f"a {type(first.value).__name__}"
     raise DraftsmithError(
         f"{file}: holds no conversations; its rows need {KNOWN_KEYS}, and the first has {found or 'no keys'}"
+        f"{aside_mend(source)}"
     )

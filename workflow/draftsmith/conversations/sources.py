@@ -44,8 +44,16 @@ def read_source(source: Source, index: int) -> Iterator[RawRow]:
             for number, value in enumerate(hub.rows(source, key), 1)
         )
     else:
-        rows = (row for file in _files(Path(source.path).expanduser(), f"{key}.path") for row in _from_file(file))
+        path = Path(source.path).expanduser()
+        aside = aside_mend(source)
+        rows = (row for file in _files(path, f"{key}.path") for row in _readable(file, aside))
     return islice(rows, source.limit)
+
+
+def aside_mend(source: Source) -> str:
+    """The end of a sentence about a file that holds no data: in a folder it may be there for something else."""
+    in_folder = not source.path.startswith(hub.PREFIX) and Path(source.path).expanduser().is_dir()
+    return "; if it is none of the data, move it out of the folder, or name the files" if in_folder else ""
 
 
 def default_domain(source: Source) -> str:
@@ -59,11 +67,16 @@ def default_domain(source: Source) -> str:
 def _files(path: Path, key: str) -> list[Path]:
     if path.is_dir():
         found = sorted(
-            file for file in path.rglob("*") if file.name.endswith(_SUFFIXES) and not file.name.startswith(".")
+            file
+            for file in path.rglob("*")
+            if file.name.endswith(_SUFFIXES) and not file.name.startswith(".") and not file.is_dir()
         )
         if not found:
             raise DraftsmithError(f"{path}: the folder that {key} names holds no {', '.join(_SUFFIXES)} files")
+        for file in found:
+            _check_link(file)
         return found
+    _check_link(path)
     if not path.is_file():
         raise DraftsmithError(f"{path}: no such file; {key} must name a file or folder of conversations, or hub:ID")
     if not path.name.endswith(_SUFFIXES):
@@ -71,11 +84,30 @@ def _files(path: Path, key: str) -> list[Path]:
     return [path]
 
 
-def _from_file(file: Path) -> Iterator[RawRow]:
+def _check_link(file: Path) -> None:
+    if file.is_symlink() and not file.exists():
+        raise DraftsmithError(f"{file}: a link to {file.readlink()}, which is not there; mend the link or remove it")
+
+
+def _readable(file: Path, aside: str) -> Iterator[RawRow]:
+    try:
+        yield from _from_file(file, aside)
+    except OSError as error:
+        raise DraftsmithError(
+            f"{file}: could not be read ({error.strerror or error}); check its permissions and its disk"
+        ) from error
+
+
+def _from_file(file: Path, aside: str) -> Iterator[RawRow]:
     if file.name.endswith(".parquet"):
         return _parquet(file)
     if file.name.endswith(".json") and _starts_with_list(file):
         return _json_list(file)
+    if not file.name.endswith(".gz") and _is_one_object(file):
+        raise DraftsmithError(
+            f"{file}: one JSON object over several lines, neither a list nor JSON lines; write the conversations as a list, "
+            f"or each of them on one line{aside}"
+        )
     # Many data sets call JSON lines .json.
     return _json_lines(file)
 
@@ -86,8 +118,29 @@ def _starts_with_list(file: Path) -> bool:
     return head.startswith(b"[")
 
 
+def _is_one_object(file: Path) -> bool:
+    """Whether the file is a single JSON object of several lines; it is read whole only where its first line breaks off."""
+    with open(file, "rb") as opened:
+        first = opened.readline().removeprefix(b"\xef\xbb\xbf").strip()
+        if not first.startswith(b"{"):
+            return False
+        try:
+            json.loads(first)
+        except (ValueError, RecursionError):
+            rest = opened.read()
+        else:
+            return False
+    try:
+        # Strings may not hold line breaks, so that a line which breaks off within one is not mended by the next.
+        return bool(rest.strip()) and isinstance(json.loads(first + b"\n" + rest), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 def _json_lines(file: Path) -> Iterator[RawRow]:
     opener = gzip.open if file.name.endswith(".gz") else open
+    if file.name.endswith(".gz") and not _starts_as_gzip(file):
+        raise DraftsmithError(f"{file}: not compressed by gzip; take .gz off its name, or fetch or write it again")
     with opener(file, "rb") as lines:
         number = 0
         try:
@@ -100,6 +153,11 @@ def _json_lines(file: Path) -> Iterator[RawRow]:
             ) from None
 
 
+def _starts_as_gzip(file: Path) -> bool:
+    with open(file, "rb") as opened:
+        return opened.read(2) in (b"\x1f\x8b", b"")
+
+
 def _parse(line: bytes) -> tuple[Any, str]:
     """The value of a line, or None and why there is none."""
     try:
@@ -109,6 +167,8 @@ def _parse(line: bytes) -> tuple[Any, str]:
     except RecursionError:
         return None, "nested too deeply to be a conversation"
     except json.JSONDecodeError as error:
+        if b"\0" in line:
+            return None, "not valid UTF-8 (it has zero bytes, as UTF-16 does)"
         return None, f"not valid JSON ({error.msg} at column {error.colno})"
     except ValueError as error:
         return None, f"not valid JSON ({error})"
@@ -123,6 +183,13 @@ def _json_list(file: Path) -> Iterator[RawRow]:
         raise DraftsmithError(
             f"{file}, line {error.lineno}: not valid JSON ({error.msg} at column {error.colno}); mend the file or write it as JSONL"
         ) from None
+    except RecursionError:
+        raise DraftsmithError(
+            f"{file}: nested too deeply to be conversations; mend the file or write it as JSONL"
+        ) from None
+    except ValueError as error:
+        reason = str(error).partition(";")[0]
+        raise DraftsmithError(f"{file}: not valid JSON ({reason}); mend the file or write it as JSONL") from None
     for number, value in enumerate(rows, 1):
         yield RawRow(str(file), f"row {number}", value)
 
@@ -138,7 +205,10 @@ def _parquet(file: Path) -> Iterator[RawRow]:
                 for value in batch.to_pylist():
                     number += 1
                     yield RawRow(str(file), f"row {number}", _without_nulls(value))
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
+        # Damage shows as any of them: in the pages as OSError, in texts as UnicodeDecodeError.
+        if isinstance(error, OSError) and error.errno:
+            raise
         reason = " ".join(str(error).split())
         raise DraftsmithError(
             f"{file}: not readable as Parquet after row {number} ({reason}); fetch or write it again"

@@ -36,7 +36,9 @@ def assign(groups: Mapping[str, Group], *, per_domain: int, fraction: float, see
     splits = {key: group.wished for key, group in groups.items() if group.wished}
     domains: dict[str, list[str]] = defaultdict(list)
     for key, group in groups.items():
-        domains[group.domain].append(key)
+        # What gave no row and cannot be asked is no part of the domain.
+        if group.rows or group.eligible or group.wished:
+            domains[group.domain].append(key)
     for keys in domains.values():
         wanted = min(per_domain, int(len(keys) * _EVALUATION_SHARE)) - sum(
             splits.get(key) == "evaluation" for key in keys

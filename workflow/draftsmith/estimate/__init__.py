@@ -118,8 +118,12 @@ class _Run:
             rows=rows.told, store=stores, disk=on_disk, extraction_gpu=extraction_gpu, extraction_host=extraction_host,
             training_gpu=training_gpu, training_host=training_host, times=times,
             checks=[
-                *disk.room("store", Path(config.extract.store), chosen.bytes, chosen.files),
-                *disk.room("work and results", Path("work"), model.total(on_disk)),
+                *disk.rooms(
+                    [
+                        disk.Need("store", Path(config.extract.store), chosen.bytes, chosen.files),
+                        disk.Need("work and results", Path("work"), model.total(on_disk)),
+                    ]
+                ),
                 *self._gpu_checks(extraction_gpu, training_gpu),
                 *slurm.checks(times, memory, self.submitted),
             ],

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,28 @@ def existing(path: Path) -> Path:
     while not path.exists():
         path = path.parent
     return path
+
+
+@dataclass(frozen=True)
+class Need:
+    """What is to be written to a folder, which need not be there yet: bytes and files."""
+
+    name: str
+    path: Path
+    bytes: int
+    files: int = 0
+
+
+def rooms(needs: Sequence[Need]) -> list[Check]:
+    """Whether everything has room; what lies on one file system needs it together."""
+    together: dict[int, list[Need]] = {}
+    for need in needs:
+        together.setdefault(os.stat(existing(need.path)).st_dev, []).append(need)
+    checks = []
+    for group in together.values():
+        size, files = sum(need.bytes for need in group), sum(need.files for need in group)
+        checks += room(", ".join(need.name for need in group), group[0].path, size, files)
+    return checks
 
 
 def room(name: str, path: Path, need: int, files: int = 0) -> list[Check]:

@@ -112,8 +112,12 @@ def _folder(config: Config, results: Path) -> tuple[Path | None, str]:
 
 
 def _from_hub(source: str, revision: str | None) -> tuple[Path, str]:
+    import logging
+
     import huggingface_hub
 
+    # It tells of each try, and this is no place to wait for a network that is not there.
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
     folder = None
     for name in _SMALL:
         try:
@@ -123,10 +127,9 @@ def _from_hub(source: str, revision: str | None) -> tuple[Path, str]:
         except Exception as error:
             # The hub, its HTTP client and the operating system each raise their own kinds.
             if folder is None:
-                reason = " ".join(str(error).split())[:150] or "no further text"
                 raise DraftsmithError(
-                    f"target.source {source}: its config.json is not here and the hub did not give it ({type(error).__name__}: "
-                    f"{reason}); give a folder that holds it with --target"
+                    f"target.source {source}: its config.json is not here and the hub did not give it ({type(error).__name__}); "
+                    "copy that one file into a folder and name the folder with --target"
                 ) from error
     assert folder is not None
     return folder, f"the hub's {source}"

@@ -27,6 +27,7 @@ CHECKS: dict[str, Callable[[Subject], Found]] = {
     "chat template": text.template,
     "served prompts": served.prompts,
     "supervision": text.supervision,
+    "evaluation prompts": text.evaluation,
     "GPUs": machine.gpus,
     "memory": machine.memory,
     "store": machine.store_room,

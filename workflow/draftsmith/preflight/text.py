@@ -88,3 +88,17 @@ def supervision(subject: Subject) -> Found:
     share = subject.tokenised["supervised"] / max(subject.tokenised["tokens"], 1)
     detail = f"{share:.0%} of {subject.tokenised['tokens']} tokens are supervised"
     return ("ok" if 0.05 <= share <= 0.95 else "warn"), detail
+
+
+def evaluation(subject: Subject) -> Found:
+    """There are prompts to ask the served draft in the end."""
+    asked = (subject.tokenised.get("by_split") or {}).get("evaluation")
+    if asked:
+        return "ok", f"{asked} prompts are kept for the evaluation"
+    mend = "raise tokenize.max_length, if their prompts are longer, give more conversations, or name some in `split`"
+    if subject.tokenised.get("evaluation_per_domain") == 0:
+        return (
+            "warn",
+            "no prompt is kept for the evaluation, as tokenize.evaluation_per_domain is 0: the draft cannot be measured",
+        )
+    return "fail", f"no prompt is kept for the evaluation, so the draft could not be measured in the end; {mend}"

@@ -41,7 +41,12 @@ def follow_parent(grace: float = GRACE_SECONDS) -> None:
     """In a helper of a stage: come to an end, by SIGTERM and ``grace`` seconds later by SIGKILL, when its parent has ended."""
     parent = identity(os.getppid())
     if parent is not None:
-        _Follower(parent, this(), grace).start()
+        follow(parent, grace)
+
+
+def follow(leader: Identity, grace: float = GRACE_SECONDS) -> None:
+    """The same when ``leader`` has ended, for a helper that another process has started in its name."""
+    _Follower(leader, this(), grace).start()
 
 
 def _below(driver: Identity) -> Identity:

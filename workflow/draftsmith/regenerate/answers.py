@@ -60,8 +60,10 @@ def from_message(
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     try:
-        arguments = json.loads(function.get("arguments") or "{}")
-    except ValueError:
+        given = function.get("arguments") or "{}"
+        # Some servers have them parsed already.
+        arguments = json.loads(given) if isinstance(given, str) else given
+    except (ValueError, RecursionError):
         raise Unusable("bad_tools", f"the target called {function['name']} with arguments that are no JSON") from None
     made = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return made | ({"id": str(call["id"])} if call.get("id") else {})

@@ -9,6 +9,9 @@ from typing import Any, NamedTuple, Protocol
 
 from draftsmith.conversations import Message
 
+FINISHED = ("stop", "length", "tool_calls")
+"""Reasons to end that leave an answer; any other is a failure."""
+
 
 class Question(NamedTuple):
     """One request: a prompt both as messages and as the token ids that the template makes of them.

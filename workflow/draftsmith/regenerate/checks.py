@@ -13,7 +13,8 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.log import log
 from draftsmith.regenerate import talks
 from draftsmith.regenerate.asking import Question
-from draftsmith.regenerate.server import MalformedReply, Server, first_choice
+from draftsmith.regenerate.server import Server
+from draftsmith.regenerate.shapes import MalformedReply, first_choice, token_ids
 
 _SAMPLES = 4
 _GREETING: list[Message] = [
@@ -166,7 +167,7 @@ async def _choose_way(server: Server, settings: Regenerate, samples: Sequence[Qu
         try:
             choice = first_choice(await server.post("completions", sample))
             prompt = choice.get("prompt_token_ids", sample.prompt)
-            if isinstance(choice.get("token_ids"), list) and prompt in (None, sample.prompt):
+            if token_ids(choice, server.vocabulary) is not None and prompt in (None, sample.prompt):
                 server.way = "completions"
                 return
             found = "its answer has no token_ids"

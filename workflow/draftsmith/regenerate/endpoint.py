@@ -22,6 +22,7 @@ from draftsmith.log import log
 from draftsmith.regenerate import checks
 from draftsmith.regenerate.asking import Failure, Question, Reply
 from draftsmith.regenerate.server import Server
+from draftsmith.regenerate.shapes import MalformedReply
 
 _WAIT_SECONDS = 1.0
 # How often a server that went away is asked whether it is back, while others go on.
@@ -110,7 +111,7 @@ class Endpoint:
 
     async def _connect(self) -> None:
         for address in self._settings.endpoints:
-            server = Server(address, self._settings, self._key, self._args, self._stops)
+            server = Server(address, self._settings, self._key, self._args, self._stops, self._target["vocab_size"])
             self._servers.append(server)
             try:
                 await checks.examine(server, self._settings, self._target, self._chat, self._room, self._todo)
@@ -168,7 +169,7 @@ class Endpoint:
 
         try:
             return any(card["id"] == server.model for card in await server.models(tries=1))
-        except (OpenAIError, checks.MalformedReply):
+        except (OpenAIError, MalformedReply):
             return False
 
     def _lose(self, server: Server, error: BaseException) -> None:

@@ -11,7 +11,7 @@ from draftsmith.conversations import Conversation, Unusable
 from draftsmith.errors import DraftsmithError
 from draftsmith.log import log
 from draftsmith.regenerate import answers, talks
-from draftsmith.regenerate.asking import Answerer, Failure, Question, Reply
+from draftsmith.regenerate.asking import FINISHED, Answerer, Failure, Question, Reply
 from draftsmith.regenerate.journal import Journal, Ledger
 from draftsmith.regenerate.progress import Progress
 from draftsmith.regenerate.talks import Talk
@@ -21,7 +21,6 @@ from draftsmith.tokenize.marks import learn_marks
 _PART = 64
 _PART_SECONDS = 20.0
 _TAIL = 64
-_FINISHED = ("stop", "length", "tool_calls")
 
 
 def room(config: Config, target: dict[str, Any]) -> int:
@@ -122,7 +121,7 @@ class Round:
         if reply.failure is not None:
             self._fail(talk, reply.failure)
             return
-        if reply.finish_reason not in _FINISHED:
+        if reply.finish_reason not in FINISHED:
             words = f"the request was ended with {reply.finish_reason!r}"
             self._fail(
                 talk, Failure(words, "no exception was raised here; the cause is in the engine's log", time.time())

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import ipaddress
-import json
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from draftsmith.chat.as_served import sendable, sendable_tools
 from draftsmith.config import Regenerate
 from draftsmith.conversations import Message
-from draftsmith.regenerate.asking import Question, Reply
+from draftsmith.regenerate import shapes
+from draftsmith.regenerate.asking import FINISHED, Question, Reply
+from draftsmith.regenerate.shapes import MalformedReply, Unfinished
 
 Way = Literal["completions", "chat"]
 
@@ -19,21 +20,24 @@ Way = Literal["completions", "chat"]
 _CONNECT_SECONDS = 10.0
 
 
-class MalformedReply(Exception):
-    """The server's answer is none of OpenAI's shape."""
-
-
 class Server:
     """A server and how it is asked, which :func:`draftsmith.regenerate.checks.examine` finds out.
 
     ``way`` is 'completions' (the prompt's token ids are sent, the answer's come back) or 'chat' (messages both ways);
-    ``extended`` tells that the server takes vLLM's arguments beyond OpenAI's. ``busy`` counts requests in flight, ``up``
+    ``extended`` tells that the server takes vLLM's arguments beyond OpenAI's; ``vocabulary`` is the target's, in tokens. ``busy`` counts requests in flight, ``up``
     is False while it does not answer.
     """
 
     def __init__(
-        self, address: str, settings: Regenerate, key: str | None, template_args: dict[str, Any], stops: Sequence[int]
+        self,
+        address: str,
+        settings: Regenerate,
+        key: str | None,
+        template_args: dict[str, Any],
+        stops: Sequence[int],
+        vocabulary: int,
     ) -> None:
+        self.vocabulary = vocabulary
         self.address, self._settings, self._args, self._stops = address, settings, template_args, list(stops)
         self.client = _client(address, settings, key)
         self._options = _without_key() if key is None else {}
@@ -46,24 +50,26 @@ class Server:
     async def ask(self, question: Question) -> Reply:
         """Send a question and wait for its answer; the client tries again by itself, with pauses that grow.
 
-        Raises openai's exceptions, and :class:`MalformedReply`.
+        Raises openai's exceptions, :class:`MalformedReply` and :class:`Unfinished`.
         """
         given = await self.post(self.way, question)
-        choice = first_choice(given)
-        ids = choice.get("token_ids")
-        usage = given.get("usage") or {}
-        tokens = len(ids) if ids is not None else int(usage.get("completion_tokens") or 0)
+        choice = shapes.first_choice(given)
+        reason = choice.get("finish_reason")
+        if reason not in FINISHED:
+            raise Unfinished(f"the server ended the request with {reason!r}")
+        ids = shapes.token_ids(choice, self.vocabulary)
+        tokens = shapes.length(given) if ids is None else len(ids)
         if self.way == "completions":
             if ids is None:
                 raise MalformedReply("the answer has no token_ids, which the server gave before")
-            return Reply(question.name, str(choice.get("finish_reason")), list(ids), tokens=tokens)
-        return Reply(question.name, str(choice.get("finish_reason")), ids, _message(choice), tokens)
+            return Reply(question.name, reason, ids, tokens=tokens)
+        return Reply(question.name, reason, ids, shapes.message(choice), tokens)
 
     async def post(self, way: Way, question: Question) -> dict[str, Any]:
         """Send a question one way; returns the JSON object that came back."""
         body = self._body(way, question)
         path = "/completions" if way == "completions" else "/chat/completions"
-        given = await self.client.post(path, cast_to=object, body=body, options=self._options)
+        given = await _json(path, self.client.post(path, cast_to=object, body=body, options=self._options))
         if not isinstance(given, dict):
             raise MalformedReply(f"{path} gave no JSON object but {str(given)[:200]!r}")
         return given
@@ -71,7 +77,7 @@ class Server:
     async def models(self, tries: int) -> list[dict[str, Any]]:
         """What the server says that it has."""
         client = self.client.with_options(max_retries=tries - 1)
-        given = await client.get("/models", cast_to=object, options=self._options)
+        given = await _json("/models", client.get("/models", cast_to=object, options=self._options))
         listed = given.get("data") if isinstance(given, dict) else None
         if not isinstance(listed, list) or not all(isinstance(one, dict) and "id" in one for one in listed):
             raise MalformedReply(f"/models gave no list of models but {str(given)[:200]!r}")
@@ -87,7 +93,9 @@ class Server:
         }  # fmt: skip
         try:
             place = self.address.removesuffix("/v1") + "/tokenize"
-            given = await self.client.post(place, cast_to=object, body=body, options=self._options)
+            given = await _json(place, self.client.post(place, cast_to=object, body=body, options=self._options))
+        except MalformedReply:
+            return None
         except APIStatusError as error:
             if error.status_code >= 500:
                 raise
@@ -116,25 +124,15 @@ class Server:
         return body | ({"chat_template_kwargs": self._args} if self._args else {})
 
 
-def first_choice(given: dict[str, Any]) -> dict[str, Any]:
-    """The one choice of an answer; raises :class:`MalformedReply` without one."""
-    choices = given.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise MalformedReply(f"the answer has no choices: {json.dumps(given)[:200]}")
-    return choices[0]
-
-
-def _message(choice: dict[str, Any]) -> Message:
-    """A chat answer's message, with reasoning under one name; vLLM calls it reasoning, others reasoning_content."""
-    given = choice.get("message")
-    if not isinstance(given, dict):
-        raise MalformedReply(f"the answer has no message: {json.dumps(choice)[:200]}")
-    reasoning = given.get("reasoning_content") or given.get("reasoning") or ""
-    return {
-        "content": given.get("content") or "",
-        "reasoning_content": reasoning,
-        "tool_calls": given.get("tool_calls"),
-    }
+async def _json(path: str, request: Awaitable[Any]) -> Any:
+    """What a request gives; the client itself lets a broken body that is called JSON through as the parser's error."""
+    try:
+        return await request
+    except UnicodeEncodeError:
+        # Of the question, not of the answer.
+        raise
+    except (ValueError, RecursionError) as error:
+        raise MalformedReply(f"{path} gave broken JSON ({error})") from error
 
 
 def _client(address: str, settings: Regenerate, key: str | None) -> Any:

@@ -14,6 +14,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.status import snakemake_log
 from draftsmith.status.jobs import Places, jobs
 from draftsmith.status.model import Status
+from draftsmith.status.stages import STAGES
 
 
 def status(results: Path) -> Status:
@@ -44,6 +45,13 @@ def find(root: Path) -> Path:
     return root / "results" / found[-1]
 
 
+def _is_run(results: Path) -> bool:
+    """Whether a run has left anything there; its first job writes nothing but a log until its end."""
+    places = Places(results.absolute())
+    begun = any((results / stage.output).exists() for stage in STAGES) or (results / "extract").is_dir()
+    return begun or places.logs.is_dir()
+
+
 def _touched(root: Path, name: str) -> float:
     folders = [root / "results" / name, root / "logs" / name, root / "logs" / name / "progress"]
     return max((folder.stat().st_mtime for folder in folders if folder.is_dir()), default=0.0)
@@ -51,7 +59,7 @@ def _touched(root: Path, name: str) -> float:
 
 def run(results: Path | None, *, watch: bool, as_json: bool, every: float) -> None:
     """Print the state of a run, once or anew every ``every`` seconds until it is over or Ctrl-C."""
-    if results is not None and not results.is_dir() and not Places(results.absolute()).logs.is_dir():
+    if results is not None and not _is_run(results):
         raise DraftsmithError(f"{results}: no such run; give the folder results/NAME, which `ls results` shows")
     try:
         if not watch:

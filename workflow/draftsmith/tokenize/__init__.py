@@ -117,6 +117,7 @@ class _Stage:
         self.total = self.by_turn = self.straddled = self.spooled = self.spooled_supervised = 0
         self.groups: dict[str, splits.Group] = {}
         self.candidates = Candidates(config.tokenize, self.groups)
+        self.answers = 0
         self.seen_rows: set[bytes] = set()
         self.special: set[int] = set()
         self.taken = 0
@@ -223,6 +224,7 @@ class _Stage:
 
     def _record(self, conversation: Given, key: str, identity: str, row: TokenRow) -> dict[str, Any]:
         supervised = sum(end - start for start, end in row.spans)
+        self.answers += len(row.spans)
         self.spooled += len(row.ids)
         self.spooled_supervised += supervised
         self.extremes.add(
@@ -270,8 +272,7 @@ class _Stage:
             reasons = ", ".join(f"{reason} {count}" for reason, count in self.dropped.counts.most_common())
             raise DraftsmithError(
                 f"no token of {self.total} conversations is supervised, so there is nothing to learn (left out: "
-                f"{reasons or 'none'}); do they have assistant messages (if not, set regenerate.enabled), and does the chat "
-                "template write them?"
+                f"{reasons or 'none'}); {_mend(self.dropped.counts)}"
             )
         if self.spooled_supervised == self.spooled:
             raise DraftsmithError(
@@ -279,6 +280,11 @@ class _Stage:
                 f"another way of finding answers than {self.method}"
             )
         self.extremes.check([figures.path for figures in self.sources.figures])
+        if 2 * self.straddled > self.answers:
+            log(
+                f"tokenize: warning: in {self.straddled} of {self.answers} answers the first characters share a token with the "
+                "header before them and are not learnt; does the chat template's header end in a space or a letter?"
+            )
 
     def split(self) -> dict[str, str]:
         """The split of each prompt key."""
@@ -317,8 +323,10 @@ class _Stage:
                 if any(records):
                     writer.write_batch(with_columns(batch, records, schema))
             if not written.by_split["train"]:
+                wished = Counter(group.wished for group in self.groups.values() if group.wished)
+                told = f" (`split` says so of {sum(wished.values())} of them)" if wished else ""
                 raise DraftsmithError(
-                    f"none of {self.total} conversations is left to train on; give more, or lower "
+                    f"none of {self.total} conversations is left to train on{told}; give more, or lower "
                     "tokenize.evaluation_per_domain and tokenize.validation_fraction"
                 )
             room = self.target.get("max_positions")
@@ -354,6 +362,7 @@ class _Stage:
             "row_per": "turn" if self.by_turn else "conversation",
             "conversations_by_turn": self.by_turn,
             "straddled_answers": self.straddled,
+            "evaluation_per_domain": self.config.tokenize.evaluation_per_domain,
             "whole_rows_supervised": self.extremes.whole_rows,
             "template_sha256": self.chat.template_sha256,
             "served_sample": self.sample.chosen(),
@@ -366,3 +375,15 @@ def _samples(given: Iterable[Given | Dropped]) -> list[Conversation]:
     messages = (one for one in given if isinstance(one, Conversation))
     answered = (one for one in messages if any(message["role"] == "assistant" for message in one.messages))
     return list(islice(answered, _SAMPLES))
+
+
+def _mend(reasons: Counter[str]) -> str:
+    """What to do where nothing is left, by what most conversations were left out for."""
+    most = reasons.most_common(1)[0][0] if reasons else ""
+    return {
+        "no_answer": "set regenerate.enabled: true to let the target write the answers",
+        "too_long": "raise tokenize.max_length, or set tokenize.truncate: cut",
+        "too_short": "lower tokenize.min_tokens or tokenize.min_supervised_tokens",
+        "too_many_turns": "raise tokenize.max_turns",
+        "not_sampled": "raise data.sources[].weight",
+    }.get(most, "do they have assistant messages, and does the chat template write them?")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from draftsmith.chat import Chat
 from draftsmith.config import Tokenize
+from draftsmith.conversations import Conversation
 from draftsmith.conversations.dropped import Unusable
 from draftsmith.conversations.reading import Given
 from draftsmith.conversations.tokenised import Tokenised
@@ -57,6 +59,11 @@ class RowMaker:
         self._settings, self._vocabulary = plan.settings, plan.target["vocab_size"]
         self._chat = chat or Chat.load(plan.target, plan.settings.template_args)
         self._masker = masking.Masker(self._chat, plan.method, plan.marks, plan.target["fingerprint"])
+
+    def make_together(self, conversations: Sequence[Given]) -> list[Made]:
+        """:meth:`make` of each; a few dozen together cost less than one by one."""
+        self._masker.prepare([one for one in conversations if isinstance(one, Conversation)])
+        return [self.make(one) for one in conversations]
 
     def make(self, conversation: Given) -> Made:
         """Rows that are cut to length and long enough, or the reason why there are none."""

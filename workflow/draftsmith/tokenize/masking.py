@@ -20,9 +20,11 @@ rewritten history, and each answer gets a row that ends with `<|return|>`.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -41,6 +43,7 @@ REASONS = {
     "empty_answer": "an assistant message has neither text nor reasoning nor a tool call",
     "template_refused": "the chat template raised its own error, for instance on the order of roles",
     "template_failed": "the chat template failed on the messages",
+    "not_rendered": "the chat template leaves out a tool call, or all of an answer that is reasoning alone",
     "not_aligned": "the answers could not be found again in the tokens",
     "reasoning_missing": "the template's prompt opens a reasoning block that the answer does not have",
     "end_of_turn_inside": "an answer holds the text of the end-of-turn token",
@@ -103,6 +106,19 @@ class Masker:
         self.chat, self.method, self.marks, self._fingerprint = chat, method, marks, fingerprint
         self._ends = marks.ends | chat.end_ids or chat.special
         self._blank: dict[tuple[int, ...], bool] = {}
+        self._rendered: dict[int, tuple[Conversation, _Texts]] = {}
+
+    def prepare(self, conversations: Sequence[Conversation]) -> None:
+        """Render and encode these at once, for :meth:`rows` to find them done; others that were prepared are forgotten."""
+        self._rendered.clear()
+        # Whatever fails here fails again when the conversation's rows are asked for.
+        for conversation in conversations:
+            with suppress(Exception):
+                texts = self._texts(conversation.messages, conversation.tools, answer_indices(conversation.messages))
+                self._rendered[id(conversation)] = conversation, texts
+        if self.method != "generation_tags":
+            with suppress(Exception):
+                self.chat.encode_ahead([texts.whole for _, texts in self._rendered.values() if texts.stable])
 
     def rows(self, conversation: Conversation) -> list[MaskedRow]:
         """One row, or one for each answer where the template rewrites history.
@@ -112,7 +128,8 @@ class Masker:
         messages, tools = conversation.messages, conversation.tools
         answers = answer_indices(messages)
         written = self._written(conversation, answers)
-        texts = self._texts(messages, tools, answers)
+        _, texts = self._rendered.pop(id(conversation), (None, None))
+        texts = texts or self._texts(messages, tools, answers)
         lost = any(self._reasoning_lost(texts, place) for place in range(len(texts.prompts)))
         rows: list[MaskedRow] = []
         if texts.stable and not lost:
@@ -123,11 +140,25 @@ class Masker:
                 rows = [row]
         if not rows:
             rows = [self._turn(texts, tools, place, written[place]) for place in range(len(answers))]
+        self._check_calls(rows, [messages[index] for index in answers])
         for row in rows:
             for start, end in row.spans:
                 if row.ids[end - 1] in self.chat.special and row.ids[end - 1] in row.ids[start : end - 1]:
                     raise Unusable("end_of_turn_inside")
         return rows
+
+    def _check_calls(self, rows: Sequence[MaskedRow], answers: Sequence[Message]) -> None:
+        """What a template does not write would be learnt as an answer that ends too early, or at once."""
+        spans = [row.ids[start:end] for row in rows for start, end in row.spans]
+        for ids, answer in zip(spans, answers, strict=True):
+            names = [str(call["function"]["name"]) for call in answer.get("tool_calls") or ()]
+            if not names and answer["content"].strip():
+                continue
+            text = self.chat.decode([token for token in ids if token not in self._ends])
+            if lost := next((name for name in names if name not in text and json.dumps(name)[1:-1] not in text), None):
+                raise Unusable("not_rendered", f"a call of {lost}")
+            if not text.strip():
+                raise Unusable("not_rendered", "its reasoning")
 
     def prompt_ids(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> list[int]:
         """Token ids of the prompt that a server builds of ``messages``."""

@@ -25,6 +25,8 @@ from draftsmith.tokenize.packed_rows import Packed
 
 _SUFFIX = ".arrow"
 _PART_BYTES = 8 << 20
+# Work of so many seconds is kept at the latest, whatever its size.
+_PART_SECONDS = 20.0
 # More rows than a part can have.
 _ROWS = 1 << 24
 _BLOCK = 1 << 20
@@ -45,7 +47,7 @@ class RowCache:
         self._open: OrderedDict[int, Any] = OrderedDict()
         self._keys: list[bytes] = []
         self._added: list[Packed] = []
-        self._bytes = 0
+        self._bytes, self._flushed = 0, time.monotonic()
         for path in self._sound_parts():
             self._enter(path)
 
@@ -64,13 +66,14 @@ class RowCache:
         self._keys.append(key)
         self._added.append(packed)
         self._bytes += len(packed.rest) + len(packed.ids)
-        if self._bytes >= _PART_BYTES:
+        if self._bytes >= _PART_BYTES or time.monotonic() - self._flushed > _PART_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         """Write what was added since the last part as a part of its own."""
         import pyarrow as pa
 
+        self._flushed = time.monotonic()
         if not self._keys:
             return
         batch = pa.record_batch(

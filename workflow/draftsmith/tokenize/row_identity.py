@@ -21,7 +21,7 @@ _FORMAT = 1
 # Settings of the stage that only say what becomes of rows once they are made; `mask` has led to the method.
 _NO_MATTER = {"evaluation_per_domain", "mask", "near_duplicates", "seed", "validation_fraction"}
 MODULES = (
-    "chat", "chat.as_served", "chat.steady_template", "conversations", "tokenize.lengths", "tokenize.make_rows", "tokenize.marks",
+    "chat", "chat.as_served", "chat.steady_template", "chat.template_tree", "conversations", "tokenize.lengths", "tokenize.make_rows", "tokenize.marks",
     "tokenize.masking", "tokenize.near_duplicates", "tokenize.packed_rows", "tokenize.row_identity",
 )  # fmt: skip
 """Modules of the package whose code makes rows of a conversation: rows that other code has made are not taken."""

@@ -14,7 +14,7 @@ from draftsmith.chat import Chat
 from draftsmith.conversations import Conversation
 from draftsmith.conversations.reading import Given
 from draftsmith.log import log
-from draftsmith.processes import driver_watch
+from draftsmith.processes import Identity, driver_watch, this
 from draftsmith.tokenize import row_identity
 from draftsmith.tokenize.make_rows import Made, Plan, RowMaker
 from draftsmith.tokenize.packed_rows import Packed, pack, unpack
@@ -50,6 +50,10 @@ class _Window:
     packed: list[Packed | None]
     new: deque[int]
     futures: list[Future[list[Packed]]] = field(default_factory=list)
+
+    def take(self) -> list[Given]:
+        """The next new ones, as many as are made together; from now on somebody makes them."""
+        return [self.given[self.new.popleft()] for _ in range(min(_CHUNK, len(self.new)))]
 
 
 def make_all(
@@ -101,19 +105,21 @@ def _finish(
 ) -> Iterator[tuple[Given, Made]]:
     """Hand the first window on; until the pool is ready, what is new is made here."""
     window = ahead[0]
-    made: Iterator[Packed] | None = None
+    here = deque[Packed]()
+    theirs: Iterator[Packed] | None = None
     for place, one in enumerate(window.given):
         packed = window.packed[place]
         if packed is None:
             key = window.keys[place]
-            if not window.futures:
+            if not here and not window.futures:
                 pool.submit(ahead)
-            if window.futures:
-                made = made or chain.from_iterable(future.result() for future in window.futures)
-                packed = next(made)
+            if not here and not window.futures:
+                here.extend(pack(made) for made in maker.make_together(window.take()))
+            if here:
+                packed = here.popleft()
             else:
-                window.new.popleft()
-                packed = pack(maker.make(one))
+                theirs = theirs or chain.from_iterable(future.result() for future in window.futures)
+                packed = next(theirs)
             if cache is not None and key is not None:
                 cache.add(key, packed)
         yield one, unpack(packed)
@@ -137,7 +143,7 @@ class _Pool:
         context = multiprocessing.get_context(_START)
         if _START == "forkserver":
             context.set_forkserver_preload(_PRELOAD)
-        self._executor = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(self._plan,))
+        self._executor = ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(self._plan, this()))
         self._first = self._executor.submit(_nothing)
 
     def submit(self, windows: Iterable[_Window]) -> None:
@@ -146,8 +152,7 @@ class _Pool:
             return
         for window in windows:
             while window.new:
-                chunk = [window.given[window.new.popleft()] for _ in range(min(_CHUNK, len(window.new)))]
-                window.futures.append(self._executor.submit(_make_chunk, chunk))
+                window.futures.append(self._executor.submit(_make_chunk, window.take()))
 
     def end(self) -> None:
         """Let the processes end; what they have not begun is dropped."""
@@ -158,9 +163,10 @@ class _Pool:
 _maker: RowMaker | None = None
 
 
-def _begin(plan: Plan) -> None:
+def _begin(plan: Plan, driver: Identity) -> None:
     global _maker
-    driver_watch.follow_parent()
+    # Not the parent: the server from which this process was forked ends only after it.
+    driver_watch.follow(driver)
     _maker = RowMaker(plan)
 
 
@@ -170,4 +176,4 @@ def _nothing() -> None:
 
 def _make_chunk(chunk: list[Given]) -> list[Packed]:
     assert _maker is not None
-    return [pack(_maker.make(given)) for given in chunk]
+    return [pack(made) for made in _maker.make_together(chunk)]

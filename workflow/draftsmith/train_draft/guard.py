@@ -98,8 +98,8 @@ def _sentence(step: int, rows: list[str], stored: bool) -> str:
     what = f"training step {step}: its loss or gradient is not finite"
     if stored:
         return (
-            f"{what}, because the stored states of these rows are not finite: {named}; delete their batch files and run "
-            "extract_shard again"
+            f"{what}, because the stored states of these rows are not finite: {named}; move their batch files, which "
+            "results/NAME/extract/manifest.json names, out of the store and run snakemake with --forcerun extract_shard"
         )
     return f"{what}, though the states of its rows are (rows {named}); training has diverged: lower train.learning_rate"
 
