@@ -124,7 +124,7 @@ class Pass:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, way, str(folder), str(target.resolve())],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-                env=os.environ | {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
+                env=os.environ | {"HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
             )  # fmt: skip
         self.imports = self._answer()["imports"]
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from environment import shell
+
 REPO = Path(__file__).resolve().parents[2]
 
 
@@ -64,7 +66,7 @@ class Run:
 
     def snakemake(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        environment = os.environ | self.environment | {"PATH": path, "HF_HUB_OFFLINE": "1"}
+        environment = shell() | self.environment | {"PATH": path, "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(
             [
                 sys.executable, "-m", "snakemake", "-s", str(REPO / "Snakefile"), "-d", str(self.folder), "--profile",
@@ -83,7 +85,7 @@ class Run:
         """What ``draftsmith`` prints as JSON, called in the working folder."""
         done = subprocess.run(
             [sys.executable, "-m", "draftsmith", *arguments], capture_output=True, text=True, cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(REPO / "workflow")},
+            env=shell() | {"PYTHONPATH": str(REPO / "workflow")},
         )  # fmt: skip
         if done.returncode:
             raise AssertionError(done.stdout[-4000:] + done.stderr[-4000:])

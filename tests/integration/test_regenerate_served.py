@@ -22,6 +22,7 @@ import tiny
 from draftsmith import regenerate
 from draftsmith.config import parse
 from draftsmith.errors import DraftsmithError
+from environment import shell
 
 SECONDS = 600
 QUESTIONS = [["Hello"], ["What is it?", "And then?"], ["1 + 1?", "2 + 2?", "3 + 3?"], ["Once upon a time"]]
@@ -51,7 +52,7 @@ def served(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[st
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--host", "127.0.0.1", "--port", str(port),
         "--dtype", "float32", "--max-model-len", "320", "--enforce-eager", "--max-num-seqs", "8", "--kv-cache-memory-bytes", str(1 << 27),
     ]  # fmt: skip
-    environment = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    environment = shell() | {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with open(log, "w") as file:
         server = subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
     try:

@@ -21,6 +21,7 @@ from test_slurm_chain import SOON
 import tiny
 from chain import REPO, Run, config, conversations
 from draftsmith import store
+from environment import shell
 from extraction import worst_error
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]
@@ -53,7 +54,7 @@ class Extraction(Run):
                 sys.executable, "-m", "snakemake", "-s", str(REPO / "Snakefile"), "-d", str(self.folder), "--profile",
                 str(REPO / "profiles/slurm"), "--configfile", str(self.config), *SOON, *arguments,
             ],
-            env=os.environ | self.environment | environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            env=shell() | self.environment | environment | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
@@ -76,7 +77,7 @@ def run(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Extractio
     )
     made.store("store")
     rows = Run(folder, environment={"PYTHONPATH": str(STAND_IN.with_name("often"))})
-    rows.snakemake("results/tiny/tokenize/rows.parquet")
+    rows.snakemake("--", "results/tiny/tokenize/rows.parquet")
     (folder / "results/tiny/dry_run.json").write_text("{}")
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_pool, "_WINDOW", 10)
     monkeypatch.setattr(row_pool, "_CHUNK", 3)
     monkeypatch.setattr(row_pool, "_POOL_FROM", 30)
+    monkeypatch.setattr(row_pool, "_BY_THREAD_UP_TO", 0)
 
 
 def talks(*numbers: int) -> list[Conversation]:
@@ -83,6 +85,35 @@ def expected(given: list[Conversation]) -> list[tuple[str, str]]:
         (one.conversation_id, f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\nThe answer<|im_end|>")
         for one, text in zip(given, texts, strict=True)
     ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 6, 7, 57])
+def test_on_a_few_cores_a_thread_encodes_and_no_process_starts(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_pool, "_BY_THREAD_UP_TO", 3)
+    threads: set[str] = set()
+    encode = Chat.encode_many
+    monkeypatch.setattr(
+        Chat, "encode_many", lambda self, texts: threads.add(threading.current_thread().name) or encode(self, texts)
+    )
+    given = talks(*range(count))
+    with RowCache(tmp_path) as cache:
+        assert run(given, cache) == (expected(given), Figures(made=count))
+    assert Executor.started == []
+    assert threads == ({"draftsmith-encoder_0"} if count else set())
+    assert "draftsmith-encoder_0" not in {thread.name for thread in threading.enumerate()}
+    with RowCache(tmp_path) as cache:
+        assert run([*talks(99), *given], cache) == (expected([*talks(99), *given]), Figures(reused=count, made=1))
+
+
+@pytest.mark.parametrize("template", [chats.QWEN, chats.MISTRAL])
+def test_a_template_of_many_renderings_needs_processes(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_pool, "_BY_THREAD_UP_TO", 3)
+    family = "mistral" if template == chats.MISTRAL else "chatml"
+    monkeypatch.setitem(globals(), "_chat", lambda: chats.chat(template, family))
+    assert run(talks(*range(57)))[1] == Figures(made=57)
+    assert len(Executor.started) == 1
 
 
 @pytest.mark.parametrize("count", [0, 1, 10, 29])
@@ -116,21 +147,20 @@ def test_on_one_core_nobody_else_comes_in(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_until_the_others_are_ready_this_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also within a window: from the twenty-fifth on they make what is not done yet."""
+    """Also within a window: of the third, two chunks are made here, and the others make the rest."""
     asked = 0
 
     def done(self: Future[Any]) -> bool:
         nonlocal asked
         asked += 1
-        return asked > 8
+        return asked > 3 * 13
 
     monkeypatch.setattr(Future, "done", done)
     given = talks(*range(57))
     assert run(given)[0] == expected(given)
     [executor] = Executor.started
     handed = [int(name) for chunk in executor.chunks for name in chunk]
-    assert handed == list(range(handed[0], 57))
-    assert 20 < handed[0] < 30
+    assert handed == list(range(26, 57))
     assert executor.ended
 
 
@@ -155,8 +185,15 @@ def test_the_others_end_when_the_caller_leaves() -> None:
     assert executor.ended
 
 
-def test_few_conversations_are_ahead_of_the_caller() -> None:
-    taken = 0
+@pytest.mark.parametrize(("characters", "ahead"), [(16384, 30), (1, 3)])
+@pytest.mark.parametrize("by_thread", [0, 3])
+def test_few_conversations_are_ahead_of_the_caller(
+    characters: int, ahead: int, by_thread: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three windows of them; where they are long, of one each."""
+    monkeypatch.setattr(row_pool, "_CHARACTERS", characters)
+    monkeypatch.setattr(row_pool, "_BY_THREAD_UP_TO", by_thread)
+    taken = handed = 0
 
     def source() -> Any:
         nonlocal taken
@@ -164,5 +201,7 @@ def test_few_conversations_are_ahead_of_the_caller() -> None:
             taken += 1
             yield given
 
-    for handed, _ in enumerate(make_all(source(), plan(), _chat()), 1):
-        assert taken <= handed + 3 * 10
+    for _ in make_all(source(), plan(), _chat()):
+        handed += 1
+        assert taken <= handed + ahead
+    assert handed == 100

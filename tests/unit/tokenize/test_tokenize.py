@@ -273,6 +273,7 @@ def test_several_processes_make_the_same(bench: Bench, monkeypatch: pytest.Monke
     bench.run(rows)
     alone = bench.rows
     monkeypatch.setattr(row_pool, "_POOL_FROM", 100)
+    monkeypatch.setattr(row_pool, "_BY_THREAD_UP_TO", 0)
     monkeypatch.setattr(row_pool.hardware, "cores", lambda: [0, 1])
     # Spawned ones would import transformers for ten seconds.
     monkeypatch.setattr(row_pool, "_START", "fork")

@@ -77,6 +77,11 @@ class Chat:
         return chat
 
     @property
+    def steady(self) -> bool:
+        """Whether one rendering tells all the earlier ones, as :class:`SteadyTemplate` has it."""
+        return self._steady is not None
+
+    @property
     def template_sha256(self) -> str:
         """SHA-256 of the template's source, in hex."""
         return hashlib.sha256(self.template.encode()).hexdigest()
@@ -183,13 +188,20 @@ class Chat:
         )
         return list(encoded["input_ids"]), list(encoded["assistant_masks"])
 
-    def encode_ahead(self, texts: Sequence[str]) -> None:
-        """Let :meth:`encode` have these texts at hand, and no others: many at once cost a quarter less than one by one."""
-        self._encoded.clear()
-        if self.fast and texts:
-            encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)
-            for text, ids, places in zip(texts, encoded["input_ids"], encoded.encodings, strict=True):
-                self._encoded[text] = Encoded(ids, places.token_to_chars)
+    def encode_many(self, texts: Sequence[str]) -> dict[str, Encoded]:
+        """:meth:`encode` of each: together they cost a quarter less than one by one. Also for another thread.
+
+        Empty for a slow tokenizer, with which nothing is gained.
+        """
+        if not self.fast or not texts:
+            return {}
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False)
+        found = zip(texts, encoded["input_ids"], encoded.encodings, strict=True)
+        return {text: Encoded(ids, places.token_to_chars) for text, ids, places in found}
+
+    def have(self, encoded: dict[str, Encoded]) -> None:
+        """Let :meth:`encode` take these texts, and no others, from ``encoded``, each once."""
+        self._encoded = encoded
 
     def encode(self, text: str) -> Encoded:
         """Token ids of a rendered text, to which nothing is added: the template wrote the special tokens."""

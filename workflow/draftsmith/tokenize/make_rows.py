@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from draftsmith.chat import Chat
+from draftsmith.chat import Chat, Encoded
 from draftsmith.config import Tokenize
 from draftsmith.conversations import Conversation
 from draftsmith.conversations.dropped import Unusable
@@ -52,6 +52,14 @@ class Plan:
     marks: Marks
 
 
+class Begun(NamedTuple):
+    """Conversations of which rows are being made, what they were rendered to, and the texts to encode."""
+
+    conversations: Sequence[Given]
+    rendered: masking.Rendered
+    texts: list[str]
+
+
 class RowMaker:
     """Makes the rows of one conversation after the other."""
 
@@ -60,10 +68,32 @@ class RowMaker:
         self._chat = chat or Chat.load(plan.target, plan.settings.template_args)
         self._masker = masking.Masker(self._chat, plan.method, plan.marks, plan.target["fingerprint"])
 
+    @property
+    def fast(self) -> bool:
+        """Whether most of the time goes to an encoder that leaves Python alone."""
+        return self._chat.fast and self._chat.steady and self._masker.method != "generation_tags"
+
     def make_together(self, conversations: Sequence[Given]) -> list[Made]:
         """:meth:`make` of each; a few dozen together cost less than one by one."""
-        self._masker.prepare([one for one in conversations if isinstance(one, Conversation)])
-        return [self.make(one) for one in conversations]
+        begun = self.begin(conversations)
+        return self.end(begun, self.encode(begun))
+
+    def begin(self, conversations: Sequence[Given]) -> Begun:
+        """The first of three steps of :meth:`make_together`."""
+        rendered = self._masker.render([one for one in conversations if isinstance(one, Conversation)])
+        return Begun(conversations, rendered, self._masker.to_encode(rendered))
+
+    def encode(self, begun: Begun) -> dict[str, Encoded]:
+        """The second step, which other threads may do: it leaves Python to this one. What fails, fails again in the third."""
+        try:
+            return self._chat.encode_many(begun.texts)
+        except Exception:
+            return {}
+
+    def end(self, begun: Begun, encoded: dict[str, Encoded]) -> list[Made]:
+        """The third step."""
+        self._masker.have(begun.rendered, encoded)
+        return [self.make(one) for one in begun.conversations]
 
     def make(self, conversation: Given) -> Made:
         """Rows that are cut to length and long enough, or the reason why there are none."""

@@ -92,6 +92,10 @@ class _Texts:
         return all(self.whole.startswith(text) for text in (*self.closed, *self.prompts))
 
 
+Rendered = dict[int, tuple[Conversation, _Texts]]
+"""Renderings by the id of their conversation, which is held so that no other object takes the id."""
+
+
 class Masker:
     """Turns conversations into rows with supervised spans.
 
@@ -106,19 +110,27 @@ class Masker:
         self.chat, self.method, self.marks, self._fingerprint = chat, method, marks, fingerprint
         self._ends = marks.ends | chat.end_ids or chat.special
         self._blank: dict[tuple[int, ...], bool] = {}
-        self._rendered: dict[int, tuple[Conversation, _Texts]] = {}
+        self._rendered: Rendered = {}
 
-    def prepare(self, conversations: Sequence[Conversation]) -> None:
-        """Render and encode these at once, for :meth:`rows` to find them done; others that were prepared are forgotten."""
-        self._rendered.clear()
-        # Whatever fails here fails again when the conversation's rows are asked for.
+    def render(self, conversations: Sequence[Conversation]) -> Rendered:
+        """What :meth:`rows` of these begins with; whatever fails is left out, and fails again there."""
+        rendered: Rendered = {}
         for conversation in conversations:
             with suppress(Exception):
                 texts = self._texts(conversation.messages, conversation.tools, answer_indices(conversation.messages))
-                self._rendered[id(conversation)] = conversation, texts
-        if self.method != "generation_tags":
-            with suppress(Exception):
-                self.chat.encode_ahead([texts.whole for _, texts in self._rendered.values() if texts.stable])
+                rendered[id(conversation)] = conversation, texts
+        return rendered
+
+    def to_encode(self, rendered: Rendered) -> list[str]:
+        """The texts among these that :meth:`rows` is going to encode."""
+        return (
+            [] if self.method == "generation_tags" else [texts.whole for _, texts in rendered.values() if texts.stable]
+        )
+
+    def have(self, rendered: Rendered, encoded: dict[str, Encoded]) -> None:
+        """Let :meth:`rows` find this done; what was done before for others is forgotten."""
+        self._rendered = rendered
+        self.chat.have(encoded)
 
     def rows(self, conversation: Conversation) -> list[MaskedRow]:
         """One row, or one for each answer where the template rewrites history.
