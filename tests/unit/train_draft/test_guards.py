@@ -63,7 +63,8 @@ def test_rows_with_bad_states_are_named_alone() -> None:
     assert not guard.look_at_loss(pack, NAN)
     assert guard.look_at_loss(_pack("other"), torch.tensor(1.0))
     with pytest.raises(
-        DraftsmithError, match=r"stored states of these rows are not finite: bad, worse; delete .*on_bad_loss: skip"
+        DraftsmithError,
+        match=r"stored states of these rows are not finite: bad, worse; move their batch files, .*--forcerun extract_shard, .*on_bad_loss: skip",
     ):
         guard.look_at_gradient(NAN, nn.Linear(1, 1), step=3)
 

@@ -48,7 +48,7 @@ class Progress:
 
 def _console() -> Console:
     # A file or a pipe has no width of its own: nothing is to be cut off there.
-    return Console() if sys.stdout.isatty() else Console(width=200)
+    return Console() if sys.stdout.isatty() else Console(width=1000)
 
 
 def _bytes(count: float) -> str:
