@@ -83,3 +83,12 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     assert str(error.value) == (
         f"{tmp_path}/file/store: cannot be written (Not a directory); name another folder in the config key extract.store"
     )
+
+
+def test_what_is_not_forced_to_the_disk_is_whole_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _: pytest.fail("forced to the disk"))
+    with files.atomic_path(tmp_path / "a", synced=False) as temporary:
+        temporary.write_text("whole")
+        assert not (tmp_path / "a").exists()
+    assert (tmp_path / "a").read_text() == "whole"
+    assert os.listdir(tmp_path) == ["a"]

@@ -14,6 +14,7 @@ from draftsmith import regenerate, tokenize
 from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError
 from draftsmith.regenerate.asking import Question, Reply
+from regenerate_bench import Folder, echo, row
 
 END = 1
 
@@ -59,16 +60,10 @@ class Engine:
         return {"engine": "a stand-in"}
 
 
-class Bench:
+class Bench(Folder):
     def __init__(self, folder: Path, template: str) -> None:
-        self.folder = folder
-        Engine.tokenizer = chats.fast(template)
-        Engine.tokenizer.save_pretrained(folder / "model")
-        described = {
-            "path": str(folder / "model"), "trust_remote_code": False, "fingerprint": "mine", "torch_dtype": "float32",
-            "max_positions": 4096, "vocab_size": 320,
-        }  # fmt: skip
-        (folder / "target.json").write_text(json.dumps(described))
+        super().__init__(folder, template)
+        Engine.tokenizer = self.tokenizer
 
     def config(self, dropped: float, **settings: Any) -> Config:
         return parse(
@@ -82,22 +77,7 @@ class Bench:
         )
 
     def run(self, rows: list[dict[str, Any]], dropped: float = 1.0, **settings: Any) -> dict[str, Any]:
-        (self.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        regenerate.run(
-            self.config(dropped, **settings),
-            target=self.folder / "target.json",
-            workdir=self.folder / "work",
-            conversations=self.folder / "out.jsonl",
-            report=self.folder / "out.json",
-        )
-        return dict(json.loads((self.folder / "out.json").read_text()))
-
-    @property
-    def written(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
-
-    def texts(self) -> list[list[str]]:
-        return [[f"{message['role'][0]}: {message['content']}" for message in row["messages"]] for row in self.written]
+        return self.answer(self.config(dropped, **settings), rows)
 
 
 @pytest.fixture
@@ -105,19 +85,13 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Ben
     monkeypatch.setattr(regenerate, "Generator", Engine)
     monkeypatch.setattr(regenerate.engine, "check_granted", lambda config, granted: None)
     Engine.loads, Engine.asked = 0, []
-    Engine.reply = staticmethod(lambda prompt: "to " + prompt.split("user\n")[-1].split("<|im_end|>")[0])
+    Engine.reply = staticmethod(echo)
     return lambda template: Bench(tmp_path, template)
 
 
 @pytest.fixture
 def bench(make: Callable[[str], Bench]) -> Bench:
     return make(chats.CHATML)
-
-
-def row(*roles_and_texts: str, **more: Any) -> dict[str, Any]:
-    """Messages from 'u: text', 'a: text', 's: text' and 't: text'."""
-    names = {"u": "user", "a": "assistant", "s": "system", "t": "tool"}
-    return {"messages": [{"role": names[text[0]], "content": text[3:]} for text in roles_and_texts], **more}
 
 
 def test_turn_by_turn(bench: Bench) -> None:
@@ -165,7 +139,7 @@ def test_what_changes_answers_asks_again(bench: Bench, change: str) -> None:
     settings = {"temperature": 0.5} if change == "temperature" else {}
     if change == "template":
         Engine.tokenizer.chat_template = chats.CHATML + " "
-        Engine.tokenizer.save_pretrained(bench.folder / "model")
+        Engine.tokenizer.save_pretrained(bench.folder / "target")
     if change == "target":
         target = json.loads((bench.folder / "target.json").read_text())
         (bench.folder / "target.json").write_text(json.dumps(target | {"fingerprint": "other"}))

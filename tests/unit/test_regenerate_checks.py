@@ -13,7 +13,8 @@ import chats
 from draftsmith import config
 from draftsmith.errors import DraftsmithError
 from fake_server import FakeServer
-from test_regenerate_endpoint import Bench, bench, make, row  # noqa: F401 (fixtures)
+from regenerate_bench import row
+from test_regenerate_endpoint import Bench, bench, make  # noqa: F401 (fixtures)
 
 
 def error(bench: Bench, server: Any, *rows: dict[str, Any], **settings: Any) -> str:  # noqa: F811

@@ -22,32 +22,16 @@ from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError
 from draftsmith.regenerate import endpoint
 from fake_server import FakeServer
+from regenerate_bench import Folder, echo, row
 
 END = 1
 
 
-def row(*texts: str, **more: Any) -> dict[str, Any]:
-    """Messages from 'u: text', 'a: text', 's: text' and 't: text'."""
-    names = {"u": "user", "a": "assistant", "s": "system", "t": "tool"}
-    return {"messages": [{"role": names[text[0]], "content": text[3:]} for text in texts], **more}
-
-
-def echo(prompt: str) -> str:
-    return "to " + prompt.split("user\n")[-1].split("<|im_end|>")[0]
-
-
-class Bench:
+class Bench(Folder):
     """The stage with a fake server of its target."""
 
     def __init__(self, folder: Path, template: str) -> None:
-        self.folder = folder
-        self.tokenizer = chats.fast(template)
-        self.tokenizer.save_pretrained(folder / "target")
-        described = {
-            "path": str(folder / "target"), "source": "somebody/Target", "trust_remote_code": False, "fingerprint": "mine",
-            "torch_dtype": "float32", "max_positions": 4096, "vocab_size": 320, "num_layers": 8, "model_type": "llama",
-        }  # fmt: skip
-        (folder / "target.json").write_text(json.dumps(described))
+        super().__init__(folder, template, source="somebody/Target", num_layers=8, model_type="llama")
 
     def config(self, endpoint: Any, dropped: float, **settings: Any) -> Config:
         return parse(
@@ -63,15 +47,7 @@ class Bench:
 
     def run(self, server: Any, rows: list[dict[str, Any]], dropped: float = 1.0, **settings: Any) -> dict[str, Any]:
         endpoint = server.address if isinstance(server, FakeServer) else server
-        (self.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        regenerate.run(
-            self.config(endpoint, dropped, **settings),
-            target=self.folder / "target.json",
-            workdir=self.folder / "work",
-            conversations=self.folder / "out.jsonl",
-            report=self.folder / "out.json",
-        )
-        return dict(json.loads((self.folder / "out.json").read_text()))
+        return self.answer(self.config(endpoint, dropped, **settings), rows)
 
     def start(self, server: FakeServer, folder: Path, **settings: Any) -> subprocess.Popen[bytes]:
         """The command as a rule calls it, on the data and the parts of the last run; outputs go to ``folder``."""
@@ -84,13 +60,6 @@ class Bench:
             ],
             env=os.environ | {"PYTHONPATH": str(Path(regenerate.__file__).parents[2])},
         )  # fmt: skip
-
-    @property
-    def written(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
-
-    def texts(self) -> list[list[str]]:
-        return [[f"{message['role'][0]}: {message['content']}" for message in row["messages"]] for row in self.written]
 
     def ledger(self) -> list[dict[str, Any]]:
         files = sorted((self.folder / "work").glob("*/failed-*.jsonl"))

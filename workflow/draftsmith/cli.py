@@ -17,9 +17,7 @@ from draftsmith import __version__, config, progress_file
 from draftsmith.errors import DraftsmithError
 from draftsmith.store import commands as store_commands
 
-_HELP = (
-    """One command a stage of the workflow, as its rules call them; and estimate, status, look and store for people."""
-)
+_HELP = "One command a stage of the workflow, as its rules call them; and estimate, status, look and store for people."
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=_HELP)
 app.add_typer(store_commands.app, name="store")

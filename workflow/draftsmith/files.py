@@ -24,16 +24,21 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside ``path``; it takes the name ``path`` only when the block ends well."""
+def atomic_path(path: Path, *, synced: bool = True) -> Iterator[Path]:
+    """Give a temporary path beside ``path``; it takes the name ``path`` only when the block ends well.
+
+    Unless ``synced``, it is whole for every process, but not forced to the disk: a power cut may lose it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         yield temporary
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
+        if synced:
+            with open(temporary, "rb") as written:
+                os.fsync(written.fileno())
         os.replace(temporary, path)
-        fsync_folder(path.parent)
+        if synced:
+            fsync_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 

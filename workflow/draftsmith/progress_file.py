@@ -15,11 +15,13 @@ import socket
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from draftsmith.files import atomic_path
+from draftsmith.processes import pid_namespace
 
 FOLDER = "DRAFTSMITH_PROGRESS"
 # The job's own file, told to the processes that it starts.
@@ -149,13 +151,6 @@ class _Life(threading.Thread):
             _write(self.path, self._state | {"updated": time.time(), "gpus": _gpus()})
 
 
-def pid_namespace() -> str | None:
-    """What numbers this process: a pid says something only to those with the same; None where /proc does not tell."""
-    with suppress(OSError):
-        return os.readlink("/proc/self/ns/pid")
-    return None
-
-
 def _process_start() -> float | None:
     import psutil
 
@@ -195,13 +190,6 @@ def _gpu(device: Any) -> dict[str, Any]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    # Complete or absent, but not forced to the disk: after a power cut nobody asks how far the work was.
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    # After a power cut nobody asks how far the work was; and a full disk ends the stage by itself, with a better message.
+    with suppress(OSError), atomic_path(path, synced=False) as temporary:
         temporary.write_text(json.dumps(value))
-        os.replace(temporary, path)
-    except OSError:
-        # A full disk ends the stage by itself, and with a better message.
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)

@@ -3,12 +3,14 @@
 It is on the path of the tests' own processes alone, and reaches the workers because they inherit it.
 """
 
-import importlib.abc
-import importlib.util
 import json
 import os
 import signal
 import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from after_import import after_import
 
 FAULT = json.loads(os.environ.get("DRAFTSMITH_FAULT", "null"))
 
@@ -25,26 +27,14 @@ def broken(execute):
     return execute_model
 
 
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "draftsmith.extract_shard.worker":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            if FAULT["kind"] == "outlive":
-                # Imported before the worker is made: it will not look after its driver.
-                sys.modules["draftsmith.processes.driver_watch"].follow_driver = lambda: None
-                return
-            module.Recorder.steps_seen = 0
-            module.Recorder.execute_model = broken(module.Recorder.execute_model)
-
-        spec.loader.exec_module = exec_module
-        return spec
+def change(worker):
+    if FAULT["kind"] == "outlive":
+        # Imported before the worker is made: it will not look after its driver.
+        sys.modules["draftsmith.processes.driver_watch"].follow_driver = lambda: None
+        return
+    worker.Recorder.steps_seen = 0
+    worker.Recorder.execute_model = broken(worker.Recorder.execute_model)
 
 
 if FAULT:
-    sys.meta_path.insert(0, Finder())
+    after_import("draftsmith.extract_shard.worker", change)

@@ -1,28 +1,18 @@
 """Lets Snakemake ask for its jobs every two seconds; the plugin asks ever less often, up to every three minutes."""
 
-import importlib.abc
-import importlib.util
 import sys
+from pathlib import Path
 
-NAME, SECONDS = "snakemake_interface_executor_plugins.executors.remote", 2
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+from after_import import after_import
 
-
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != NAME:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            module.RemoteExecutor.next_seconds_between_status_checks = property(
-                lambda self: SECONDS, lambda self, seconds: None
-            )
-
-        spec.loader.exec_module = exec_module
-        return spec
+SECONDS = 2
 
 
-sys.meta_path.insert(0, Finder())
+def change(remote):
+    remote.RemoteExecutor.next_seconds_between_status_checks = property(
+        lambda self: SECONDS, lambda self, seconds: None
+    )
+
+
+after_import("snakemake_interface_executor_plugins.executors.remote", change)

@@ -1,26 +1,18 @@
-"""Puts the stand-in engine in vLLM's place; Python imports this file by its name, where it is on the path."""
+"""Puts stand-ins in the place of vLLM and of NVIDIA's library; Python imports this file by its name, where it is on the path."""
 
-import importlib.abc
-import importlib.util
-import sys
+import soon  # noqa: F401
 
+# After `soon`, which lets this process find them.
+import fake_nvml
+from after_import import after_import
 
-class Finder(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name != "draftsmith.extract_shard.driver":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        run = spec.loader.exec_module
-
-        def exec_module(module):
-            run(module)
-            from stand_in_engine import StandIn
-
-            module.Session = StandIn
-
-        spec.loader.exec_module = exec_module
-        return spec
+fake_nvml.install(fake_nvml.Nvml(fake_nvml.h200s(8)))
 
 
-sys.meta_path.insert(0, Finder())
+def change(driver):
+    from stand_in_engine import StandIn
+
+    driver.Session = StandIn
+
+
+after_import("draftsmith.extract_shard.driver", change)

@@ -1,7 +1,8 @@
 """What takes vLLM's place where a job was granted eight GPUs that are not there: transformers on the CPU, one row at a time.
 
 All else is the product's own: the driver, what it does on SIGTERM, the publisher with its check of every batch, the store.
-DRAFTSMITH_STAND_IN (JSON) makes it slow (``seconds`` a batch) or lets it fail (``fails``: how many starts of it).
+DRAFTSMITH_STAND_IN (JSON) makes it slow (``seconds`` a batch), lets it fail (``fails``: how many starts of it), or lets it
+hang over the third batch until it is told to stop (``hangs``: how many starts of it).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+from batch_bytes import batch_bytes
 from draftsmith import store
 from draftsmith.log import log
 
@@ -49,18 +51,20 @@ class StandIn:
         marks = Path(self.config.extract.store, "stand-in-starts")
         marks.mkdir(exist_ok=True)
         (marks / f"{os.environ['SLURM_JOB_ID']}-{os.getpid()}").touch()
-        if len(list(marks.iterdir())) <= ASKED.get("fails", 0):
+        starts = len(list(marks.iterdir()))
+        if starts <= ASKED.get("fails", 0):
             raise AssertionError
+        self.hangs = starts <= ASKED.get("hangs", 0)
 
     def feed(self, batches: Any, tokens: Any, publisher: Any, progress: Any, stop: Any, at_once: int) -> dict[str, Any]:
         progress.expect(sum(map(len, batches)), sum(row.length for batch in batches for row in batch))
-        for batch in batches:
+        for number, batch in enumerate(batches, 1):
             if reason := stop():
                 log(f"extract: {reason}: no new batch is begun")
                 break
             log(f"extract: a batch of {len(batch)} rows")
             end = time.monotonic() + ASKED.get("seconds", 0.0)
-            while time.monotonic() < end:
+            while time.monotonic() < end or (self.hangs and number == 3 and not stop()):
                 time.sleep(0.05)
             self._write([row.row_id for row in batch], [tokens[row.row_id] for row in batch], publisher)
             for row in batch:
@@ -91,11 +95,6 @@ class StandIn:
             hidden_size=self.target["hidden_size"], rows=rows, lengths=[len(tokens) for tokens in ids],
             checksums=[store.checksum(*store.row_parts(tensors, part)) for part in parts], vllm="0",
         )  # fmt: skip
-        head, places = store.layout(header)
-        content = bytearray(max(at + size for at, size in places.values()))
-        content[: len(head)] = head
-        for name, (at, size) in places.items():
-            content[at : at + size] = bytes(store.buffer(tensors[name]))
         temporary = self.staging / "open.tmp"
-        temporary.write_bytes(content)
+        temporary.write_bytes(batch_bytes(header, tensors))
         temporary.replace(self.staging / store.batch_name(rows))

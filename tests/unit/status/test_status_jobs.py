@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from draftsmith.progress_file import pid_namespace
+from draftsmith.processes import pid_namespace
 from draftsmith.status import find, status, table
 from draftsmith.status.model import Job, Status
 

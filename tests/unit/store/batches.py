@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from batch_bytes import batch_bytes
 from draftsmith import store
 from draftsmith.store import BatchHeader, StoreReader
 
@@ -60,13 +61,7 @@ def encode(
         rows=[store.row_id(tokens) for tokens in rows], lengths=[len(tokens) for tokens in rows],
         checksums=[store.checksum(*store.row_parts(tensors, slice(start, end))) for start, end in places], **({"vllm": "0"} | header),
     )  # fmt: skip
-    head, where = store.layout(described)
-    content = bytearray(max(at + size for at, size in where.values()))
-    content[: len(head)] = head
-    for name, (at, size) in where.items():
-        content[at : at + size] = bytes(store.buffer(tensors[name]))
-        assert tensors[name].nbytes == size
-    return store.batch_name(described.rows), bytes(content)
+    return store.batch_name(described.rows), batch_bytes(described, tensors)
 
 
 def write_batch(folder: Path, *args: Any, **kwargs: Any) -> Path:

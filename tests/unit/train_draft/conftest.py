@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from batch_bytes import batch_bytes
 from draftsmith import store, train_draft
 from draftsmith.config import Config, parse
 from draftsmith.files import read_json
@@ -84,20 +85,15 @@ def write_batch(
         ],
         vllm="0",
     )
-    head, places = store.layout(header)
-    content = {
-        "aux": aux.numpy().tobytes(),
-        "final": final.numpy().tobytes(),
-        "offsets": offsets.astype("<i8").tobytes(),
-        "token_ids": np.concatenate(ids).astype("<i4").tobytes(),
+    tensors = {
+        "aux": aux,
+        "final": final,
+        "offsets": torch.from_numpy(offsets.astype("<i8")),
+        "token_ids": torch.from_numpy(np.concatenate(ids).astype("<i4")),
     }
     folder.mkdir(parents=True, exist_ok=True)
     name = store.batch_name(rows)
-    with open(folder / name, "wb") as file:
-        file.write(head)
-        for tensor, (at, _) in places.items():
-            file.seek(at)
-            file.write(content[tensor])
+    (folder / name).write_bytes(batch_bytes(header, tensors))
     return {row: [name, place] for place, row in enumerate(rows)}
 
 

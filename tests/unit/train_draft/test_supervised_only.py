@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from batch_bytes import batch_bytes
 from draftsmith import store
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard.plan import stored_rows
@@ -50,14 +51,9 @@ def cut_store(folder: Path) -> dict[str, Any]:
         rows=[row.row_id for row in cut.values()], lengths=[row.length for row in cut.values()],
         checksums=[store.checksum(*store.row_parts(tensors, slice(start, end))) for start, end in pairwise(starts)], vllm="0",
     )  # fmt: skip
-    head, places = store.layout(header)
-    content = torch.zeros(max(at + size for at, size in places.values()), dtype=torch.uint8)
-    content[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    for name, view in store.tensors(header, places, lambda at, size: content[at : at + size]).items():
-        view.copy_(tensors[name])
     name = store.batch_name(header.rows)
     (folder / "cut").mkdir()
-    (folder / "cut" / name).write_bytes(content.numpy().tobytes())
+    (folder / "cut" / name).write_bytes(batch_bytes(header, tensors))
     rows = {row: [name, place] for place, row in enumerate(cut)}
     return manifest | {"store": str(folder / "cut"), "rows": rows, "supervised_only": True}
 

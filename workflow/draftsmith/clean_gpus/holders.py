@@ -11,7 +11,7 @@ import psutil
 
 from draftsmith.errors import DraftsmithError
 from draftsmith.gpus import nvml
-from draftsmith.processes import Identity, identity, run_mark
+from draftsmith.processes import Identity, identity, pid_namespace, run_mark
 
 Owner = Literal["foreign", "own", "stranger", "orphan", "self", "hidden"]
 _KINDS = {
@@ -159,9 +159,7 @@ def _may_be_it(gpu: str, process: psutil.Process) -> bool:
 
 def in_container() -> bool:
     """Whether process numbers here are not the host's (the first number space has a fixed id, PROC_PID_INIT_INO)."""
-    with suppress(OSError):
-        return os.readlink("/proc/self/ns/pid") != "pid:[4026531836]"
-    return False
+    return pid_namespace() not in (None, "pid:[4026531836]")
 
 
 def _user(process: psutil.Process) -> str:

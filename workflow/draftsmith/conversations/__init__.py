@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from draftsmith.conversations import tokenised
 from draftsmith.conversations.dropped import DropCount as DropCount
@@ -182,21 +182,14 @@ def _given_messages(row: Mapping[str, Any]) -> list[Any]:
                 raise Unusable("no_messages", f"the answer is {type(answer).__name__}, neither text nor messages")
             given = given + (answer or [])
     elif isinstance(given, str):
-        given = _listed(given)
+        # As columns of text have them.
+        given = _parsed(given, "no_messages", "messages are a text that is not valid JSON")
     if not isinstance(given, list) or not given:
         raise Unusable("no_messages")
     system = row.get("system")
     if isinstance(system, str) and system and not (isinstance(given[0], Mapping) and _role(given[0]) in _INSTRUCTING):
         given = [{"role": "system", "content": system}, *given]
     return given
-
-
-def _listed(text: str) -> Any:
-    """Messages that are written as JSON, as columns of text have them."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise Unusable("no_messages", "messages are a text that is not valid JSON") from None
 
 
 def _role(message: Mapping[str, Any]) -> str | None:
@@ -214,10 +207,10 @@ def _message(given: Any) -> Message | None:
         raise Unusable("unknown_role", repr(named))
     texts, reasoning = _content(given["content"] if given.get("content") is not None else given.get("value"))
     # As vLLM joins them for templates that take a text; others are given the parts.
-    content = _joined(texts)
+    content = joined(texts)
     message: Message = {"role": role, "content": content}
     parts = texts if len(texts) > 1 else given.get("parts")
-    if isinstance(parts, list) and all(isinstance(part, str) for part in parts) and _joined(parts) == content:
+    if isinstance(parts, list) and all(isinstance(part, str) for part in parts) and joined(parts) == content:
         message["parts"] = parts
     if role == "assistant":
         reasoning = next(
@@ -241,7 +234,8 @@ def _message(given: Any) -> Message | None:
     return message
 
 
-def _joined(texts: Sequence[str]) -> str:
+def joined(texts: Sequence[str]) -> str:
+    """Texts of a content in one, as vLLM joins them."""
     return "\n".join(text for text in texts if text)
 
 
@@ -256,16 +250,33 @@ def _content(given: Any) -> tuple[list[str], str]:
     texts: list[str] = []
     thoughts: list[str] = []
     for part in given:
-        if isinstance(part, str):
-            part = {"text": part}
-        kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
-        if kind in ("text", "input_text", "output_text") and isinstance(part.get("text"), str):
-            texts.append(part["text"])
-        elif kind in ("thinking", "reasoning") and isinstance(part.get(kind, part.get("text")), str):
-            thoughts.append(part.get(kind, part.get("text")))
-        else:
+        found = text_of(part)
+        if found is None:
+            kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
             raise Unusable("non_text_content", str(kind))
+        (thoughts if found.thought else texts).append(found.text)
     return texts, "".join(thoughts)
+
+
+class PartText(NamedTuple):
+    """The text of a part of a content; ``thought`` where it is reasoning."""
+
+    text: str
+    thought: bool
+
+
+def text_of(part: Any) -> PartText | None:
+    """What one part of a list content says: a string, or an object of a type of texts or of thoughts; None for all else."""
+    if isinstance(part, str):
+        return PartText(part, thought=False)
+    if not isinstance(part, Mapping):
+        return None
+    kind = part.get("type", "text")
+    thought = kind in ("thinking", "reasoning")
+    if not thought and kind not in ("text", "input_text", "output_text"):
+        return None
+    text = part.get(kind, part.get("text")) if thought else part.get("text")
+    return PartText(text, thought) if isinstance(text, str) else None
 
 
 def _tool_calls(calls: Any) -> list[dict[str, Any]]:
@@ -298,11 +309,11 @@ def _tools(given: Any) -> list[dict[str, Any]] | None:
     return objects
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str, reason: str = "bad_tools", detail: str = "arguments or tools that are not valid JSON") -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise Unusable("bad_tools", "arguments or tools that are not valid JSON") from None
+        raise Unusable(reason, detail) from None
 
 
 def _digest(value: Any) -> str:

@@ -46,7 +46,7 @@ def read_source(source: Source, index: int) -> Iterator[RawRow]:
     else:
         path = Path(source.path).expanduser()
         aside = aside_mend(source)
-        rows = (row for file in _files(path, f"{key}.path") for row in _readable(file, aside))
+        rows = (row for file in files(path, f"{key}.path") for row in _readable(file, aside))
     return islice(rows, source.limit)
 
 
@@ -64,7 +64,8 @@ def default_domain(source: Source) -> str:
     return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name) or "default"
 
 
-def _files(path: Path, key: str) -> list[Path]:
+def files(path: Path, key: str) -> list[Path]:
+    """The files of a local source, which the config's ``key`` names, by name; raises :class:`DraftsmithError` where there are none."""
     if path.is_dir():
         found = sorted(
             file

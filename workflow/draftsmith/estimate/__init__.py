@@ -6,7 +6,6 @@ so that it answers in seconds on a login node.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -181,8 +180,7 @@ def run(asked: Asked, *, as_json: bool) -> None:
     if as_json:
         print(found.model_dump_json(indent=2))
         return
-    from rich.console import Console
-
     from draftsmith.estimate import table
+    from draftsmith.terminal import console
 
-    table.show(found, Console() if sys.stdout.isatty() else Console(width=200))
+    table.show(found, console())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import yaml
 
 from draftsmith.errors import DraftsmithError
-from draftsmith.status.files import benchmark_seconds
+from draftsmith.status.files import benchmark_seconds, json_object
 
 _MOST_BYTES = 512 << 20
 # Stages without a rate of their own take what they took.
@@ -100,13 +99,7 @@ def _evaluation(rates: Rates, results: Path, benchmarks: Path) -> None:
 
 
 def _json(path: Path) -> dict[str, Any] | None:
-    try:
-        if path.stat().st_size > _MOST_BYTES:
-            return None
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+    return json_object(path, _MOST_BYTES)
 
 
 def given(rates: Rates, words: Sequence[str], file: Path | None) -> Rates:

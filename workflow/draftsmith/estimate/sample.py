@@ -17,13 +17,12 @@ from pathlib import Path
 from draftsmith.config import Config, Source
 from draftsmith.conversations import Conversation, hub, normalise
 from draftsmith.conversations.dropped import Unusable
-from draftsmith.conversations.sources import RawRow, default_domain, read_source
+from draftsmith.conversations.sources import RawRow, default_domain, files, read_source
 from draftsmith.conversations.tokenised import Tokenised
 from draftsmith.errors import DraftsmithError
 from draftsmith.estimate.counter import Counter, counter
 
 _ROWS = 256
-_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".parquet")
 
 
 @dataclass
@@ -122,12 +121,11 @@ def _look(source: Source, index: int) -> tuple[list[RawRow], int]:
         raise DraftsmithError(
             f"{source.path}: a data set of the hub is not looked at; give --rows and --row-tokens, or run tokenize first"
         )
-    path = Path(source.path).expanduser()
-    files = sorted(file for file in path.rglob("*") if file.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
     rows: list[RawRow] = []
     count = 0
-    each = max(8, _ROWS // max(1, len(files)))
-    for file in files:
+    found_files = files(Path(source.path).expanduser(), f"data.sources[{index}].path")
+    each = max(8, _ROWS // len(found_files))
+    for file in found_files:
         found, number = _of_file(file, source, index, each)
         rows += found
         count += number

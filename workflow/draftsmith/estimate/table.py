@@ -7,7 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from draftsmith.estimate.model import Estimate, Figure, Time, total
-from draftsmith.status.table import duration, size
+from draftsmith.status.table import duration
+from draftsmith.terminal import size
 
 _STYLE = {"ok": "green", "warn": "yellow", "fail": "bold red", "unknown": "dim"}
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,13 @@ def identity(pid: int) -> Identity | None:
     """The process that has this number now; None where there is none."""
     found = _stat(pid)
     return None if found is None else Identity(pid, found[1])
+
+
+def pid_namespace() -> str | None:
+    """What numbers this process: a pid says something only to those with the same; None where /proc does not tell."""
+    with suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return None
 
 
 def this() -> Identity:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from draftsmith.processes import Identity, this
+from draftsmith.processes import Identity, pid_namespace, this
 
 MARK = "DRAFTSMITH_RUN"
 """A stage's mark; every process that the stage starts carries it."""
@@ -65,12 +65,11 @@ class Marks:
 @cache
 def here() -> str:
     """8 hex digits for this boot of this host and this process's number space; 0 where a kernel does not tell."""
-    parts = []
-    for read in (lambda: Path("/proc/sys/kernel/random/boot_id").read_text(), lambda: os.readlink("/proc/self/ns/pid")):
-        try:
-            parts.append(read())
-        except OSError:
-            parts.append("0")
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        boot = "0"
+    parts = [boot, pid_namespace() or "0"]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:8]
 
 

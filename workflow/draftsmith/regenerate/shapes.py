@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from draftsmith.conversations import Message
-
-_TEXTS = ("text", "input_text", "output_text")
-_THOUGHTS = ("thinking", "reasoning")
+from draftsmith.conversations import Message, joined, text_of
 
 
 class MalformedReply(Exception):
@@ -81,13 +78,11 @@ def _content(given: Any) -> tuple[str, str]:
     texts: list[str] = []
     thoughts: list[str] = []
     for part in given:
-        shaped = {"text": part} if isinstance(part, str) else part
-        kind = shaped.get("type", "text") if isinstance(shaped, dict) else None
-        text = shaped.get(kind, shaped.get("text")) if kind in _THOUGHTS else kind in _TEXTS and shaped.get("text")
-        if not isinstance(text, str):
+        found = text_of(part)
+        if found is None:
             raise MalformedReply(f"a part of content is no text: {_start(part)}")
-        (thoughts if kind in _THOUGHTS else texts).append(text)
-    return "\n".join(text for text in texts if text), "".join(thoughts)
+        (thoughts if found.thought else texts).append(found.text)
+    return joined(texts), "".join(thoughts)
 
 
 def _is_call(call: Any) -> bool:

@@ -23,10 +23,10 @@ def mtime(path: Path) -> float | None:
     return None
 
 
-def json_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file of a few megabytes."""
+def json_object(path: Path, most_bytes: int | None = None) -> dict[str, Any] | None:
+    """The object in a JSON file of a few megabytes, or of at most so many bytes."""
     with suppress(OSError, ValueError, RecursionError):
-        if path.stat().st_size <= _MOST_BYTES:
+        if path.stat().st_size <= (most_bytes or _MOST_BYTES):
             value = json.loads(path.read_text())
             return value if isinstance(value, dict) else None
     return None

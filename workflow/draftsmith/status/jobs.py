@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from draftsmith.progress_file import BEAT_SECONDS, COUNTS, pid_namespace
+from draftsmith.processes import pid_namespace
+from draftsmith.progress_file import BEAT_SECONDS, COUNTS
 from draftsmith.status import files
 from draftsmith.status.model import Failure, Gpu, Job
 from draftsmith.status.snakemake_log import Log

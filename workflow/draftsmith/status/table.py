@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from draftsmith.status.model import Job, Status
+from draftsmith.terminal import size
 
 _STYLE = {
     "waiting": "dim", "queued": "cyan", "running": "bold blue", "done": "green", "failed": "bold red", "stopped": "yellow",
@@ -103,12 +104,3 @@ def duration(seconds: float | None) -> str:
     if hours:
         return f"{hours} h {minutes} min"
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
-        count /= 1000
-    return f"{count:,.2f} TB"

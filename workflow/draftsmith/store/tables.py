@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from draftsmith.store.audit import Audit
 from draftsmith.store.inventory import Contents
 from draftsmith.store.leftovers import Leftover
 from draftsmith.store.verification import Lines
+from draftsmith.terminal import console, size
 
 
 class Progress:
@@ -46,19 +46,6 @@ class Progress:
             self._bar.stop()
 
 
-def _console() -> Console:
-    # A file or a pipe has no width of its own: nothing is to be cut off there.
-    return Console() if sys.stdout.isatty() else Console(width=1000)
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.2f} TB"
-
-
 def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     made = Table(show_header=any(columns))
     for column in columns:
@@ -66,12 +53,12 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     for row in rows:
         # Text, as a path in brackets is no markup.
         made.add_row(*(Text(str(cell)) for cell in row))
-    _console().print(made)
+    console().print(made)
 
 
 def show_audit(found: Audit) -> None:
     """What reading a store brought: counts, what is damaged, what is missing, and the mend."""
-    print(f"{found.store}: {found.files} files, {_bytes(found.bytes)}, looked through in {found.seconds:.1f} s")
+    print(f"{found.store}: {found.files} files, {size(found.bytes)}, looked through in {found.seconds:.1f} s")
     _table(
         ("fingerprint", "sound files", "rows", "tokens", "size", "damaged or foreign", "of another format"),
         (
@@ -80,7 +67,7 @@ def show_audit(found: Audit) -> None:
                 each.files,
                 f"{each.rows:,}",
                 f"{each.tokens:,}",
-                _bytes(each.bytes),
+                size(each.bytes),
                 len(each.damaged),
                 each.other_format,
             )
@@ -120,13 +107,13 @@ def _facts(each: Contents) -> Iterator[tuple[str, str]]:
     yield "files", f"{each.files}, {each.verified} of them verified; the newest of {each.newest or '?'}"
     yield "rows", f"{each.rows:,}" + (f", {each.duplicates:,} of them in two files or more" if each.duplicates else "")
     yield "tokens", f"{each.tokens:,}"
-    yield "size", _bytes(each.bytes)
+    yield "size", size(each.bytes)
     yield "bytes per token", f"{each.bytes_per_token or 0:,.1f} (states alone: {each.formula or 0:,})"
     yield "vLLM", ", ".join(each.vllm) or "?"
     for name, reason in each.unreadable.items():
         yield "unreadable", f"{name}: {reason}"
     for item in (*each.staging, *each.damaged):
-        yield item.kind, f"{item.path.name}, {_bytes(item.bytes)}, {item.note}"
+        yield item.kind, f"{item.path.name}, {size(item.bytes)}, {item.note}"
     yield "errors on record", str(each.ledger)
 
 
@@ -149,14 +136,14 @@ def show_leftovers(store: Path, items: Sequence[Leftover], chosen: Sequence[Left
             (
                 item.kind,
                 item.path.relative_to(store) if item.path != store else item.path,
-                _bytes(item.bytes),
+                size(item.bytes),
                 fate(item),
                 item.note,
             )
             for item in items
         ),
     )
-    total = _bytes(sum(item.bytes for item in chosen))
+    total = size(sum(item.bytes for item in chosen))
     if removed:
         print(f"{len(chosen)} removed, {total} freed")
     elif chosen:

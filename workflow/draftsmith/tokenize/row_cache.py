@@ -8,9 +8,7 @@ added, so runs may share the folder; what two of them make at once is there twic
 
 from __future__ import annotations
 
-import os
 import time
-import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,6 +18,7 @@ from typing import Any
 
 import xxhash
 
+from draftsmith.files import atomic_path
 from draftsmith.log import log
 from draftsmith.tokenize.packed_rows import Packed
 
@@ -89,12 +88,8 @@ class RowCache:
         data = content.getvalue()
         # Not synced: after a power cut the name tells whether the bytes are all there.
         part = self.folder / f"{xxhash.xxh3_128_hexdigest(data)}{_SUFFIX}"
-        temporary = self.folder / f".{part.name}.{uuid.uuid4().hex[:8]}.tmp"
-        try:
+        with atomic_path(part, synced=False) as temporary:
             temporary.write_bytes(data)
-            os.replace(temporary, part)
-        finally:
-            temporary.unlink(missing_ok=True)
         self._keys, self._added, self._bytes = [], [], 0
 
     def __enter__(self) -> RowCache:

@@ -1,0 +1,57 @@
+"""The stage regenerate in a folder, whoever answers: its target, its rows, and what it has written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import chats
+from draftsmith import regenerate
+from draftsmith.config import Config
+
+
+def row(*texts: str, **more: Any) -> dict[str, Any]:
+    """Messages from 'u: text', 'a: text', 's: text' and 't: text'."""
+    names = {"u": "user", "a": "assistant", "s": "system", "t": "tool"}
+    return {"messages": [{"role": names[text[0]], "content": text[3:]} for text in texts], **more}
+
+
+def echo(prompt: str) -> str:
+    """What a target that only repeats its question answers."""
+    return "to " + prompt.split("user\n")[-1].split("<|im_end|>")[0]
+
+
+class Folder:
+    """A folder with a target of a tokenizer alone, in which the stage is run."""
+
+    def __init__(self, folder: Path, template: str, **described: Any) -> None:
+        self.folder = folder
+        self.tokenizer = chats.fast(template)
+        self.tokenizer.save_pretrained(folder / "target")
+        target = {
+            "path": str(folder / "target"), "trust_remote_code": False, "fingerprint": "mine", "torch_dtype": "float32",
+            "max_positions": 4096, "vocab_size": 320,
+        }  # fmt: skip
+        (folder / "target.json").write_text(json.dumps(target | described))
+
+    def answer(self, config: Config, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """Run the stage on ``rows`` and return its report."""
+        (self.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        regenerate.run(
+            config,
+            target=self.folder / "target.json",
+            workdir=self.folder / "work",
+            conversations=self.folder / "out.jsonl",
+            report=self.folder / "out.json",
+        )
+        return dict(json.loads((self.folder / "out.json").read_text()))
+
+    @property
+    def written(self) -> list[dict[str, Any]]:
+        """The rows that the stage wrote."""
+        return [json.loads(line) for line in (self.folder / "out.jsonl").read_text().splitlines()]
+
+    def texts(self) -> list[list[str]]:
+        """Their messages as :func:`row` takes them."""
+        return [[f"{message['role'][0]}: {message['content']}" for message in row["messages"]] for row in self.written]

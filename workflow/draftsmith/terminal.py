@@ -1,0 +1,25 @@
+"""How numbers and tables are shown on a terminal, and where there is none."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console() -> Console:
+    """Standard output; a file or a pipe has no width of its own, so that nothing is cut off there."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=1000)
+
+
+def size(count: float) -> str:
+    """Bytes in decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+        count /= 1000
+    return f"{count:,.2f} TB"
