@@ -151,6 +151,18 @@ def test_kimi_on_slurm(clone: Path) -> None:
     assert all("results/kimi-k2.5/" in line for line in re.findall(r"^    output: .*$", done.out, re.M))
 
 
+def test_training_on_two_nodes_of_slurm(clone: Path) -> None:
+    """All GPUs of both for the training, and nothing else for the others."""
+    done = snakemake(
+        clone, "--profile", "slurm", "--configfile", "config/kimi-k2.5.yaml", "-n", DRAFTSMITH_TRAIN_NODES="2"
+    )
+    assert done.code == 0, done.err
+    listed = resources(done.out)
+    assert listed["extract_shard"]["nodes"] == "1"
+    wanted = {"gpu": "16", "gres": "gpu:8", "nodes": "2", "tasks": "2", "tasks_per_gpu": "0", "mpi": "srun"}
+    assert wanted.items() <= listed["train_draft"].items()
+
+
 def test_local_profile_offers_the_gpus_of_the_environment(clone: Path) -> None:
     """Snakemake clips silently what is more than the offer; each job checks what it was granted."""
     done = snakemake(clone, "--profile", "local", "--configfile", "config/kimi-k2.5.yaml", "-n", DRAFTSMITH_GPUS="4")

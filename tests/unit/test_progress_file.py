@@ -96,6 +96,16 @@ def test_a_process_that_the_job_has_started_counts_for_it(folder: Path) -> None:
     assert read(folder / "evaluate_draft.json")["state"] == "done"
 
 
+def test_a_rank_that_the_job_has_started_has_no_life_of_its_own(folder: Path) -> None:
+    """torchrun starts the stage's very command once more on each GPU."""
+    with progress_file.watched(["train-draft"]):
+        with progress_file.watched(["train-draft", "--scatteritem", "rank"]):
+            pass
+        progress_file.report(3, 9, "step", always=True)
+    assert read(folder / "train_draft.counts.json")["done"] == 3
+    assert sorted(path.name for path in folder.iterdir()) == ["train_draft.counts.json", "train_draft.json"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["status"], ["estimate", "--config", "x"], ["store", "stats"]])
 def test_what_is_no_stage_leaves_nothing(folder: Path, arguments: list[str]) -> None:
     with progress_file.watched(arguments):

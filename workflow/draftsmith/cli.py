@@ -249,13 +249,24 @@ def train_draft(
     report: Output,
     whole: Whole = "",
     gpus: Gpus = None,
+    nodes: Annotated[int, typer.Option(help="Nodes of the Slurm job, among which the GPUs are shared.", min=1)] = 1,
 ) -> None:
     """Train the draft."""
     from draftsmith import train_draft as stage
     from draftsmith.gpus import gpu_job
+    from draftsmith.train_draft import nodes as spread
 
     parsed = _config(settings, whole)
-    gpu_job.begin_training(parsed, gpus)
+    mine = spread.per_node(gpus, nodes)
+    if nodes > 1 and not spread.is_node():
+        spread.run_on_nodes(nodes, mine)
+        return
+    if nodes > 1 and spread.is_rank():
+        spread.follow_torchrun()
+    else:
+        gpu_job.begin_training(parsed, mine)
+        if nodes > 1:
+            spread.become_torchrun(nodes)
     stage.run(
         parsed,
         target=target,

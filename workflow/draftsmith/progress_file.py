@@ -77,7 +77,9 @@ def watched(arguments: Sequence[str]) -> Iterator[None]:
     """Within the block the command of ``arguments`` (as in ``sys.argv[1:]``) counts as a job that runs, if it is a stage."""
     folder = os.environ.get(FOLDER)
     stage = next(iter(arguments), "").replace("-", "_")
-    if not folder or not stage or stage.startswith("_") or stage in _NO_STAGES:
+    # A process that the job has started tells nothing of its own life.
+    within = _FILE in os.environ
+    if within or not folder or not stage or stage.startswith("_") or stage in _NO_STAGES:
         yield
         return
     life = _Life(Path(folder), stage, _item(arguments))

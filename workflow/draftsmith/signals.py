@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import FrameType, TracebackType
 
 # What a shell reports for a process ended by SIGTERM.
 EXIT_TERMINATED = 128 + signal.SIGTERM
+# Slurm signals every process of a job, and the one that has started the others passes it on: that is one request.
+_SAME_REQUEST_SECONDS = 5.0
 
 
 class Termination:
-    """Within a ``with`` block SIGTERM only sets :attr:`asked`; a second one acts as it would have without the block."""
+    """Within a ``with`` block SIGTERM only sets :attr:`asked`; a second one, five seconds later or more, acts as it would have without the block."""
 
     def __init__(self) -> None:
         self.asked = False
         self.name = "SIGTERM"
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(signal.SIGTERM, self._previous)
+        if not self.asked:
+            self.asked, self._when = True, time.monotonic()
+        elif time.monotonic() - self._when >= _SAME_REQUEST_SECONDS:
+            signal.signal(signal.SIGTERM, self._previous)
+            signal.raise_signal(signal.SIGTERM)
 
     def __enter__(self) -> Termination:
         self._previous = signal.signal(signal.SIGTERM, self._ask)

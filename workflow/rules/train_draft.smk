@@ -28,11 +28,12 @@ rule train_draft:
     threads: 32
     resources:
         gpu=GPUS,
+        nodes=1,
         # Each process builds the draft, the embedding and the head on the host before they go to its GPU.
         mem_mb=lambda wildcards, attempt: 200000 if GPUS > 1 else 64000,
         runtime=lambda wildcards, attempt: 1440 * attempt,
     shell:
-        "python -m draftsmith train-draft --settings {params.settings:q} --gpus {resources.gpu}"
+        "python -m draftsmith train-draft --settings {params.settings:q} --gpus {resources.gpu} --nodes {resources.nodes}"
         " --target {input.target:q} --rows {input.rows:q}"
         " --manifest {input.manifest:q} --vocabulary {input.vocabulary:q} --workdir {params.workdir:q}"
         " --draft {output.draft:q} --report {output.report:q}"

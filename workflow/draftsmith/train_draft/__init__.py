@@ -242,4 +242,4 @@ def _use_all_cores() -> None:
     import torch
 
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(hardware.cores()) // ranks.world_size()))
+        torch.set_num_threads(max(1, len(hardware.cores()) // ranks.local_world_size()))

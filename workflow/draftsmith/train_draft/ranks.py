@@ -33,6 +33,11 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_world_size() -> int:
+    """How many of them share this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or world_size())
+
+
 def run_on_all(count: int, work: Callable[..., None], arguments: dict[str, Any]) -> None:
     """Call ``work(**arguments)`` in ``count`` new processes that find each other through torch.distributed's variables.
 
