@@ -50,7 +50,7 @@ def config(folder: Path, model: Path) -> dict[str, Any]:
             "eval_steps": 3,
             "logging_steps": 1,
         },
-        "evaluate": {"k": 2, "max_tokens": 8, "untrained": True},
+        "evaluate": {"k": 2, "max_tokens": 8, "untrained": True, "temperatures": [1.0], "concurrency": [1, 4]},
     }
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,10 @@ import yaml
 
 import tiny
 from chain import Run, config, conversations
+from draftsmith import evaluate_draft
+from draftsmith.config import Config
+from draftsmith.errors import DraftsmithError
+from draftsmith.evaluate_draft.servings import Servings
 
 
 @pytest.fixture(scope="session")
@@ -52,8 +59,44 @@ def test_every_stage_left_its_output(chain: Run) -> None:
     assert evaluated["drafts"] > 0
     assert evaluated["acceptance_length"] == pytest.approx(1 + evaluated["accepted"] / evaluated["drafts"], abs=1e-4)
     assert 1.0 <= evaluated["untrained"]["acceptance_length"] < 2.0
+    assert [(each["k"], each["temperature"]) for each in evaluated["sweep"]] == [(2, 0.0), (2, 1.0)]
+    assert all(each["drafts"] > 0 and len(each["per_position"]) == 2 for each in evaluated["sweep"])
+    assert [each["requests"] for each in evaluated["concurrency"]] == [1, 4]
+    assert all(min(each["tokens_per_second"].values()) > 0 for each in evaluated["concurrency"])
     page = (chain.folder / "results/tiny/report.html").read_text()
     assert f"{evaluated['acceptance_length']:.2f}" in page
+
+
+def test_a_draft_that_is_served_with_other_layers_fails_and_the_layers_are_named(
+    chain: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target alone is not served once more: its answers are those of the chain."""
+    results = chain.folder / "results/tiny"
+    shutil.copytree(results, tmp_path / "tiny")
+    exported = json.loads((tmp_path / "tiny/draft/config.json").read_text())
+    exported["eagle_aux_hidden_state_layer_ids"] = [0, 1, 2]
+    (tmp_path / "tiny/draft/config.json").write_text(json.dumps(exported))
+    take = Servings.take
+
+    def draft_alone(self: Servings, name: str, questions: Any, measures: Any, *rest: Any) -> Any:
+        if name == "plain":
+            (kept,) = (chain.folder / "work/tiny/evaluate").glob("*/plain")
+            return {measure: json.loads((kept / f"{measure.name}.json").read_text()) for measure in measures}
+        return take(self, name, questions, measures, *rest)
+
+    monkeypatch.setattr(Servings, "take", draft_alone)
+    given = yaml.safe_load(chain.config.read_text())
+    given["evaluate"] = {"k": 2, "max_tokens": 8, "min_acceptance_length": 3.0}
+    with pytest.raises(DraftsmithError, match=r"below evaluate\.min_acceptance_length \(3\.0\)") as failed:
+        evaluate_draft.run(
+            Config.model_validate(given), target=results / "target.json", draft=tmp_path / "tiny/draft",
+            vocabulary=results / "vocabulary/vocabulary.safetensors", prompts=results / "tokenize/prompts.jsonl",
+            workdir=tmp_path / "work", report=tmp_path / "tiny/evaluate/evaluate.json",
+        )  # fmt: skip
+    # What follows is of the training, which is too short to teach anything.
+    assert str(failed.value).splitlines()[1:2] == [
+        "  - layer ids: the export asks for [0, 1, 2], the draft has learnt from [1, 2, 3]"
+    ]
 
 
 def test_status_tells_of_every_stage(chain: Run) -> None:

@@ -99,6 +99,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         {"tokenize": {"max_length": 4096}, "train": {"pack_tokens": 2048}},
         "my.yaml: train.pack_tokens (2048) must hold the longest row, tokenize.max_length (4096)",
     ),
+    (
+        "more requests in flight than the engine takes",
+        {"engine": {"max_num_seqs": 16}, "evaluate": {"concurrency": [1, 32]}},
+        "my.yaml: evaluate.concurrency asks for 32 requests in flight, and the engine works on 16 at once; raise engine.max_num_seqs",
+    ),
 ]
 
 

@@ -192,6 +192,44 @@ def test_report_and_card(make: Callable[..., Export]) -> None:
         assert part in card
 
 
+def test_asked_layouts_lie_in_folders_of_their_own_and_those_of_before_go(make: Callable[..., Export]) -> None:
+    export = make(layers=(1, 3, 4), norm_before_residual=False)
+    export.config.export.layouts = ["sglang", "hf"]
+    out = export.run()
+    assert [entry["name"] for entry in json.loads((out / "export.json").read_text())["checks"]][-2:] == [
+        "layout sglang",
+        "layout hf",
+    ]
+    assert torch.equal(
+        load_file(out / "sglang/model.safetensors")["midlayer.mlp.up_proj.weight"],
+        load_file(out / "model.safetensors")["layers.0.mlp.up_proj.weight"],
+    )
+    export.config.export.layouts = ["hf"]
+    export.run()
+    assert not (out / "sglang").exists()
+    assert (out / "hf/config.json").is_file()
+
+
+def test_layout_that_cannot_run_the_draft_leaves_nothing(make: Callable[..., Export]) -> None:
+    export = make(layers=(1, 3, 4))
+    export.config.export.layouts = ["sglang"]
+    with pytest.raises(DraftsmithError, match="norm_before_residual"):
+        export.run()
+    assert not (export.folder / "draft").exists()
+
+
+def test_untrained_draft_of_a_warm_start_is_its_source(make: Callable[..., Export]) -> None:
+    """What training began with, so that the gain of training is what the comparison shows."""
+    export = make()
+    source = export.run()
+    export.config.train.initial_draft = str(source)
+    paths = {"target": export.folder / "target.json", "vocabulary": export.folder / "vocabulary.safetensors"}
+    export_draft.untrained(export.config, **paths, layers=[1, 3], folder=export.folder / "first")
+    first, of_source = load_file(export.folder / "first/model.safetensors"), load_file(source / "model.safetensors")
+    assert first.keys() == of_source.keys()
+    assert all(torch.equal(first[name], of_source[name]) for name in first)
+
+
 def test_export_of_no_validation_has_a_card(make: Callable[..., Export]) -> None:
     export = make()
     export.report |= {"simulated_acceptance_length": None, "acceptance": None}

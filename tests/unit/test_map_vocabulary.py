@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from draftsmith import map_vocabulary
 from draftsmith.config import parse
@@ -71,9 +71,10 @@ class Bench:
         (folder / "target.json").write_text(json.dumps({"vocab_size": total}))
         (folder / "tokenize.json").write_text(json.dumps({"special_ids_kept": special}))
 
-    def run(self, size: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def run(self, size: int | None, source: Path | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        train = {} if source is None else {"initial_draft": str(source)}
         map_vocabulary.run(
-            parse({"vocabulary": {"size": size}}, "test"),
+            parse({"vocabulary": {"size": size}, "train": train}, "test"),
             target=self.folder / "target.json",
             rows=self.folder / "rows.parquet",
             tokenize_report=self.folder / "tokenize.json",
@@ -158,6 +159,18 @@ def test_it_follows_the_data(tmp_path: Path) -> None:
     before, _ = Bench(tmp_path, [ROW], []).run(2)
     after, _ = Bench(tmp_path, [ROW | {"input_ids": [8] * 7}], []).run(2)
     assert before["d2t"].tolist() != after["d2t"].tolist()
+
+
+def test_a_draft_that_training_goes_on_from_brings_its_vocabulary(tmp_path: Path) -> None:
+    """Tokens 2, 7, 9 and 11, whatever is frequent here; a special token that it lacks cannot be kept."""
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "config.json").write_text("{}")
+    save_file({"d2t": np.asarray([2, 6, 7, 8], dtype=np.int64)}, str(source / "model.safetensors"))
+    tensors, report = Bench(tmp_path, [ROW], [1, 11]).run(3, source)
+    assert tensors["d2t"].tolist() == [2, 6, 7, 8]
+    assert tensors["t2d"].nonzero()[0].tolist() == [2, 7, 9, 11]
+    assert (report["size"], report["padded"], report["kept_special"]) == (4, 0, [11])
 
 
 def test_sentences(tmp_path: Path) -> None:

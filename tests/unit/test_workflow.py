@@ -106,6 +106,8 @@ def changed(**sections: Any) -> set[str]:
         ),
         ({"report": {"title": "Mine"}}, {"report"}),
         ({"vocabulary": {"size": 100}}, {"map_vocabulary"}),
+        ({"train": {"initial_draft": "a"}}, {"map_vocabulary", "train_draft", "export_draft", "evaluate_draft"}),
+        ({"export": {"layouts": ["hf"]}}, {"export_draft", "evaluate_draft"}),
         ({"target": {"layers": [1, 2]}}, {"preflight", "dry_run", "extract_shard"}),
         ({"evaluate": {"k": 5}}, {"evaluate_draft"}),
         ({"tokenize": {"seed": 1}}, {"tokenize"}),
@@ -167,3 +169,14 @@ def test_a_fault_names_the_file_given_last() -> None:
         Plan.of({"trian": 1}, ["config/config.yaml", "my.yaml"])
     with pytest.raises(DraftsmithError, match=r"^the config: trian is no known key"):
         Plan.of({"trian": 1}, [])
+
+
+def test_a_draft_to_go_on_from_is_looked_for_at_once_and_its_files_are_known(tmp_path: Path) -> None:
+    given = plan(train={"initial_draft": str(tmp_path)})
+    with pytest.raises(DraftsmithError, match=r"correct the config key train\.initial_draft"):
+        given.check_sources()
+    for name in ("config.json", "model.safetensors", "README.md"):
+        (tmp_path / name).write_text("{}")
+    given.check_sources()
+    assert given.initial_draft_files == [str(tmp_path / "config.json"), str(tmp_path / "model.safetensors")]
+    assert plan().initial_draft_files == []

@@ -21,6 +21,7 @@ from draftsmith.errors import DraftsmithError
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
+Layout = Literal["sglang", "hf"]
 
 
 class Section(BaseModel):
@@ -306,6 +307,13 @@ class Train(Section):
     """Spread weights and optimiser states over the GPUs (FSDP), for drafts too wide for one; otherwise each GPU has them all (DDP)."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Seed of initialisation and data order."""
+    initial_draft: str | None = None
+    """Folder of an EAGLE-3 draft of this target that training goes on from, with its draft vocabulary; unset: new weights."""
+
+    @property
+    def source(self) -> Path | None:
+        """The folder of ``initial_draft``."""
+        return None if self.initial_draft is None else Path(self.initial_draft).expanduser()
 
     @field_validator("betas")
     @classmethod
@@ -322,17 +330,32 @@ class Export(Section):
     """Draft length written into the exported config, used by `vllm serve` without further flags."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of the exported weights; auto: the target's."""
+    layouts: list[Layout] = []
+    """More layouts to write, each into a subfolder of its name: SGLang's, and the one of EAGLE's own repository, which vLLM reads too."""
+
+    @field_validator("layouts")
+    @classmethod
+    def _once(cls, layouts: list[Layout]) -> list[Layout]:
+        if len(set(layouts)) != len(layouts):
+            raise ValueError(f"a layout is named twice: {layouts}")
+        return layouts
 
 
 class Evaluate(Section):
     """The draft is served by vLLM and judged by what the target accepts."""
 
     k: Positive = 3
-    """Tokens that the draft proposes per step."""
+    """Tokens that the draft proposes per step; the gate, the speeds and the comparison with an untrained draft are of this length."""
+    ks: list[Positive] = []
+    """More draft lengths to measure, such as [1, 2, 3, 4, 5, 6, 7]; each is one more start of the engine."""
     max_tokens: Positive = 96
     """Longest answer, in tokens."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """Sampling temperature; at 0 the outputs must equal plain greedy decoding."""
+    temperatures: list[Annotated[float, Field(ge=0)]] = []
+    """More temperatures to measure at each draft length, such as [0, 1]; in the same engine, all prompts once more for each."""
+    concurrency: list[Positive] = []
+    """Numbers of requests in flight, such as [1, 8, 32], at which tokens/s are measured with and without the draft."""
     untrained: bool = False
     """Also serve an untrained draft, whose acceptance length shows where training began."""
     min_acceptance_length: Annotated[float, Field(ge=1)] = 1.0
@@ -379,6 +402,12 @@ def check_consistent(config: Config, origin: str) -> None:
         raise DraftsmithError(
             f"{origin}: train.pack_tokens ({config.train.pack_tokens}) must hold the longest row, "
             f"tokenize.max_length ({config.tokenize.max_length})"
+        )
+    most = max(config.evaluate.concurrency, default=0)
+    if most > config.engine.max_num_seqs:
+        raise DraftsmithError(
+            f"{origin}: evaluate.concurrency asks for {most} requests in flight, and the engine works on "
+            f"{config.engine.max_num_seqs} at once; raise engine.max_num_seqs"
         )
 
 

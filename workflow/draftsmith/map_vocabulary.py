@@ -29,17 +29,19 @@ def run(config: Config, *, target: Path, rows: Path, tokenize_report: Path, voca
     """Choose the draft's vocabulary and write ``vocabulary`` (safetensors) and ``report``.
 
     ``vocabulary`` holds ``d2t`` int64 [Vd], where draft id i stands for target id ``i + d2t[i]``, and ``t2d`` bool [V],
-    true where the target's id is in it; target ids ascend with draft ids. Raises :class:`DraftsmithError` when
+    true where the target's id is in it; target ids ascend with draft ids. Where ``train.initial_draft`` is set it is that
+    draft's vocabulary. Raises :class:`DraftsmithError` when
     ``vocabulary.size`` does not fit the target.
     """
     from safetensors.numpy import save_file
 
     total = int(read_json(target)["vocab_size"])
-    size = resolve_size(config.vocabulary.size, total)
+    taken = _of_source(config.train.source, total)
+    size = resolve_size(config.vocabulary.size, total) if taken is None else len(taken)
     special = [int(token) for token in read_json(tokenize_report)["special_ids_kept"]]
     counted = count_supervised(rows, total)
     counts = counted["train"]
-    ids, padded = choose(counts, size, special)
+    ids, padded = choose(counts, size, special) if taken is None else (taken, 0)
     t2d = np.zeros(total, dtype=np.bool_)
     t2d[ids] = True
     with atomic_path(vocabulary) as temporary:
@@ -54,7 +56,7 @@ def run(config: Config, *, target: Path, rows: Path, tokenize_report: Path, voca
         "coverage": inside,
         "distinct": int(np.count_nonzero(counts)),
         "padded": padded,
-        "kept_special": sorted(set(special)),
+        "kept_special": sorted(token for token in set(special) if t2d[token]),
         "coverage_by_size": _by_size(counts, order, sizes),
         "size_by_coverage": _by_coverage(counts, order, least),
     }
@@ -71,6 +73,17 @@ def run(config: Config, *, target: Path, rows: Path, tokenize_report: Path, voca
         f"vocabulary: {size} of the target's {total} tokens cover {100 * inside:.2f} % of {int(counts.sum())} supervised "
         f"training tokens ({int(np.count_nonzero(counts))} distinct)"
     )
+
+
+def _of_source(source: Path | None, total: int) -> Ids | None:
+    """Target ids of the draft that training goes on from, if there is one: its head knows no others."""
+    if source is None:
+        return None
+    from draftsmith.draft.warm_start import source_vocabulary
+
+    ids: Ids = source_vocabulary(source, total).numpy()
+    log(f"the draft vocabulary is that of {source}: {len(ids)} tokens, whatever vocabulary.size says")
+    return ids
 
 
 def resolve_size(size: int | None, total: int) -> int:

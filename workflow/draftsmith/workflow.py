@@ -30,7 +30,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "preflight": _EXTRACTION | {"tokenize": {"template_args"}},
     "dry_run": _EXTRACTION,
     "extract_shard": _EXTRACTION,
-    "map_vocabulary": {"vocabulary": True},
+    # A draft that training goes on from brings its vocabulary along.
+    "map_vocabulary": {"vocabulary": True, "train": {"initial_draft"}},
     # Nothing of it is computed from settings; the page bears the run's name.
     "look": {},
     "train_draft": {"train": True},
@@ -72,6 +73,11 @@ class Plan:
                 raise DraftsmithError(
                     f"{source.path}: no such file or folder; correct the config key data.sources.{place}.path"
                 )
+        draft = self.config.train.source
+        if draft is not None and not (draft / "config.json").is_file():
+            raise DraftsmithError(
+                f"{draft}: no folder of a draft, with a config.json; correct the config key train.initial_draft"
+            )
 
     @property
     def sources(self) -> list[str]:
@@ -91,6 +97,13 @@ class Plan:
         folder = Path(self.config.target.source).expanduser()
         kinds = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
         return sorted(_literal(str(file)) for kind in kinds for file in folder.glob(kind)) if folder.is_dir() else []
+
+    @property
+    def initial_draft_files(self) -> list[str]:
+        """Files of the draft that training goes on from, so that another one in its place is trained anew."""
+        folder = self.config.train.source
+        kinds = ("config.json", "*.safetensors", "*.safetensors.index.json")
+        return [] if folder is None else sorted(_literal(str(file)) for kind in kinds for file in folder.glob(kind))
 
     @property
     def gpus(self) -> int:

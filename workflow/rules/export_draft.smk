@@ -1,7 +1,7 @@
 """export_draft: the folder that a server loads.
 
 REQUIRED INPUTS: results/NAME/{target.json,train/draft.safetensors,train/train.json,vocabulary/vocabulary.safetensors}
-OUTPUTS: results/NAME/draft/{config.json,model.safetensors,README.md}, results/NAME/draft/export.json
+OUTPUTS: results/NAME/draft/{config.json,model.safetensors,README.md}, results/NAME/draft/export.json; beside them a folder for each of export.layouts
 """
 
 
@@ -12,6 +12,7 @@ rule export_draft:
         draft=RESULTS / "train/draft.safetensors",
         train=RESULTS / "train/train.json",
         vocabulary=RESULTS / "vocabulary/vocabulary.safetensors",
+        initial_draft=PLAN.initial_draft_files,
     output:
         config=RESULTS / "draft/config.json",
         weights=RESULTS / "draft/model.safetensors",

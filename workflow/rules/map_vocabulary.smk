@@ -11,6 +11,7 @@ rule map_vocabulary:
         target=RESULTS / "target.json",
         rows=RESULTS / "tokenize/rows.parquet",
         tokenize=RESULTS / "tokenize/tokenize.json",
+        initial_draft=PLAN.initial_draft_files,
     output:
         vocabulary=RESULTS / "vocabulary/vocabulary.safetensors",
         report=RESULTS / "vocabulary/vocabulary.json",

@@ -13,6 +13,7 @@ rule train_draft:
         rows=RESULTS / "tokenize/rows.parquet",
         manifest=RESULTS / "extract/manifest.json",
         vocabulary=RESULTS / "vocabulary/vocabulary.safetensors",
+        initial_draft=PLAN.initial_draft_files,
     output:
         draft=RESULTS / "train/draft.safetensors",
         report=RESULTS / "train/train.json",

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny
 from draftsmith.chat import Chat
 from draftsmith.config import Config
 from draftsmith.draft.config import draft_shape
@@ -21,8 +22,6 @@ from draftsmith.evaluate_draft.causes import likely_causes
 from draftsmith.evaluate_draft.counts import Counts
 from draftsmith.evaluate_draft.faults import Served
 from draftsmith.export_draft import draft_config, vocabulary_tensors
-
-import tiny
 
 NEAR_ONE = Counts(drafts=100, draft_tokens=300, accepted=2, per_position=[2, 0, 0])
 LLAMA = {

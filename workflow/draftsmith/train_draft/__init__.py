@@ -34,6 +34,8 @@ _HOW = {
     "on_bad_loss",
     "attention",
     "compile",
+    # What is in the folder counts, not where it lies.
+    "initial_draft",
 }
 
 
@@ -86,6 +88,7 @@ def _train(
     from draftsmith.draft.config import draft_shape
     from draftsmith.draft.initial import initial_draft, read_vocabulary, target_head
     from draftsmith.draft.teacher import Teacher
+    from draftsmith.draft.warm_start import source_digest
     from draftsmith.rows import read_rows
     from draftsmith.store import StoreReader
     from draftsmith.target_weights import embedding_weight
@@ -112,7 +115,8 @@ def _train(
     d2t = read_vocabulary(vocabulary)
     dtype = _dtype(settings)
 
-    key = fingerprint(settings, described, stored, training + held_out, d2t, str(dtype))
+    source_weights = None if settings.source is None else source_digest(settings.source)
+    key = fingerprint(settings, described, stored, training + held_out, d2t, str(dtype), source_weights)
     folder = workdir / key
     folder.mkdir(parents=True, exist_ok=True)
     if first:
@@ -132,7 +136,7 @@ def _train(
 
     shape = draft_shape(described, settings, len(d2t))
     head = target_head(described, shape)
-    model = initial_draft(shape, embedding_weight(Path(described["path"])), head, d2t, settings.seed)
+    model = initial_draft(shape, embedding_weight(Path(described["path"])), head, d2t, settings.seed, settings.source)
     model.lm_head.weight.requires_grad_(settings.train_head)
     fuse = settings.compile and hardware.device() == "cuda"
     model.prepare(settings.attention, hardware.device(), fuse)
@@ -198,9 +202,10 @@ def fingerprint(
     rows: list[Row],
     d2t: Tensor,
     dtype: str,
+    source: str | None = None,
 ) -> str:
     """16 hex digits over everything that changes where a training leads: settings, target, states, rows with their spans, order
-    and split, vocabulary and precision.
+    and split, vocabulary, precision, and the digest of the draft that it begins with, if that is not a new one.
 
     The number of processes is not among it: what a step is made of is ``packs_per_step``, and where that is unset a checkpoint
     notes what it was, so that a training which began on two GPUs goes on as the same one on four, or on one.
@@ -214,6 +219,8 @@ def fingerprint(
         "layers": manifest["layers"],
         "dtype": dtype,
     }
+    if source is not None:
+        what["source"] = source
     digest.update(json.dumps(what, sort_keys=True).encode())
     for row in rows:
         repeats = f" x{row.repeats}" if row.repeats > 1 else ""

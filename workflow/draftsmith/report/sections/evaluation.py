@@ -7,7 +7,7 @@ from typing import Any
 from draftsmith.report import charts
 from draftsmith.report.data import Gathered
 from draftsmith.report.model import Cell, Chart, Detail, Fact, Notice, Section, Table
-from draftsmith.report.sections import checks
+from draftsmith.report.sections import checks, evaluation_sweep
 from draftsmith.report.values import (
     DASH,
     count,
@@ -48,7 +48,8 @@ def section(gathered: Gathered) -> Section:
         return made
     made.notices = notices(report)
     made.facts = _facts(gathered, report)
-    made.charts = [_domains(report), _positions(report), _throughput(report)]
+    made.charts = [_domains(report), _positions(report), _throughput(report), *evaluation_sweep.draw(report)]
+    made.tables += evaluation_sweep.tables(report)
     differing = listing(report, "differing")
     if differing:
         made.details.append(

@@ -1,0 +1,189 @@
+"""A draft that training goes on from: read from its folder, in any of the three layouts, and refused unless it fits.
+
+speculators' layout keeps the layer's sizes in ``transformer_layer_config``; that of SGLang and of EAGLE's own repository keeps
+them at the top, calls the layer ``midlayer`` and may bring the target's embedding along. A tensor too few or too many, or a
+switch that stands otherwise, would be another draft under the same name, so each ends the training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.errors import DraftsmithError
+from draftsmith.files import read_json
+from draftsmith.log import log
+from draftsmith.target_weights import read_tensors, tensor_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from draftsmith.draft.config import DraftShape
+
+_EMBEDDING = "embed_tokens.weight"
+_PICKLE = "pytorch_model.bin"
+_CONVERT = (
+    "import sys, torch, safetensors.torch as s; s.save_file(torch.load(sys.argv[1], weights_only=True), sys.argv[2])"
+)
+# What a shape is changed by, where a setting changes it.
+_MEND = {"mlp": "set train.intermediate_size to the source's", "fc": "set target.layers to the source's"}
+
+
+def source_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the draft in ``folder`` under the names that this package trains, in its own dtype; on the CPU.
+
+    Raises :class:`DraftsmithError` when there is none.
+    """
+    if not (folder / "config.json").is_file():
+        raise DraftsmithError(
+            f"train.initial_draft: {folder} has no config.json; name the folder of an EAGLE-3 draft on this machine"
+        )
+    names = tensor_files(folder)
+    if not names and (folder / _PICKLE).is_file():
+        raise DraftsmithError(
+            f"train.initial_draft: {folder / _PICKLE} is a pickle, which is not loaded; write it as safetensors: "
+            f"python -c '{_CONVERT}' {_PICKLE} model.safetensors"
+        )
+    if not names:
+        raise DraftsmithError(f"train.initial_draft: {folder} has no *.safetensors; is it all there?")
+    return {_own_name(name): tensor for name, tensor in read_tensors(folder, names).items()}
+
+
+def source_vocabulary(folder: Path, target_vocab: int) -> Tensor:
+    """Target ids int64 [Vd] of the draft vocabulary of the draft in ``folder``, ascending."""
+    from draftsmith.draft.teacher import target_ids
+
+    try:
+        return target_ids(_mapping(source_tensors(folder).get("d2t"), target_vocab), target_vocab)
+    except DraftsmithError as error:
+        if "d2t" not in str(error):
+            raise
+        raise DraftsmithError(
+            f"train.initial_draft: d2t of {folder} does not ascend within the target's {target_vocab} tokens; "
+            "name a draft of this target"
+        ) from None
+
+
+def source_digest(folder: Path) -> str:
+    """16 hex digits over name, type, shape and bytes of every tensor of the draft in ``folder``, and its config."""
+    import torch
+
+    digest = hashlib.sha256((folder / "config.json").read_bytes() if (folder / "config.json").is_file() else b"")
+    for name, tensor in sorted(source_tensors(folder).items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
+
+
+def warm_weights(
+    folder: Path, shape: DraftShape, d2t: Tensor, embedding: Tensor, wanted: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The source's weights, float32, for a draft of ``shape`` whose own are ``wanted``.
+
+    ``d2t`` int64 [Vd] is the run's draft vocabulary; ``embedding`` [V, H] the target's, or [0, H] where the source's need not
+    be compared with it. Raises :class:`DraftsmithError` naming the first key or tensor that does not fit.
+    """
+    settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    tensors = source_tensors(folder)
+    _check_settings(folder, settings, shape)
+    _check_vocabulary(folder, tensors.pop("d2t", None), shape, d2t)
+    tensors.pop("t2d", None)
+    own = tensors.pop(_EMBEDDING, None)
+    if own is not None and len(embedding):
+        _check_embedding(folder, own, embedding)
+    missing, surplus = sorted(set(wanted) - set(tensors)), sorted(set(tensors) - set(wanted))
+    if missing or surplus:
+        raise DraftsmithError(
+            f"train.initial_draft: {folder} lacks the tensors {missing} and has {surplus}, which this draft does not have; "
+            "name a one-layer EAGLE-3 draft of the same switches"
+        )
+    for name, tensor in tensors.items():
+        if tensor.shape != wanted[name].shape or not tensor.is_floating_point():
+            mend = next(
+                (text for part, text in _MEND.items() if part in name.split(".")), "name a draft of this target"
+            )
+            raise DraftsmithError(
+                f"train.initial_draft: {name} of {folder} is {tensor.dtype} {list(tensor.shape)} and must be floating point "
+                f"{list(wanted[name].shape)}; {mend}"
+            )
+    warm = {name: tensor.float() for name, tensor in tensors.items()}
+    # vLLM multiplies the draft's logits with it; here, and in what is exported, it is in the head.
+    scale = float(settings.get("logit_scale") or 1.0)
+    if scale != 1.0:
+        warm["lm_head.weight"] = warm["lm_head.weight"] * scale
+    return warm
+
+
+def _own_name(name: str) -> str:
+    name = name.removeprefix("model.")
+    return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
+
+
+def _check_settings(folder: Path, settings: Mapping[str, Any], shape: DraftShape) -> None:
+    speculators = "speculators_model_type" in settings
+    layer: Mapping[str, Any] = settings.get("transformer_layer_config") or settings
+    inner: Mapping[str, Any] = settings.get("eagle_config") or {}
+    # The default of an absent one differs between the layouts, as vLLM reads them.
+    switches = {"norm_before_residual": speculators, "fc_norm": False, "norm_output": False}
+    for name, absent in switches.items():
+        has, wanted = bool(settings.get(name, inner.get(name, absent))), getattr(shape, name)
+        if has != wanted:
+            raise DraftsmithError(
+                f"train.initial_draft: {name} of {folder} is {str(has).lower()}; set train.{name}: {str(has).lower()}"
+            )
+    if settings.get("norm_before_fc", inner.get("norm_before_fc", False)):
+        raise DraftsmithError(f"train.initial_draft: norm_before_fc of {folder} is true, which no draft here has")
+    sizes = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    for name, size in sizes.items():
+        if layer.get(name) is not None and layer[name] != size:
+            raise DraftsmithError(
+                f"train.initial_draft: {name} of {folder} is {layer[name]} and must be {size}, as a draft of this target has it"
+            )
+    ids = settings.get("eagle_aux_hidden_state_layer_ids") or inner.get("eagle_aux_hidden_state_layer_ids")
+    # SGLang counts outputs of layers, of which k is the input of layer k + 1.
+    readings = [ids] if speculators else [ids, [layer_id + 1 for layer_id in ids or []]]
+    if ids and list(shape.layers) not in readings:
+        raise DraftsmithError(
+            f"train.initial_draft: {folder} reads the layers {ids}, and the states are those of {list(shape.layers)}; "
+            f"set target.layers: {readings[-1]}"
+        )
+    eps = layer.get("rms_norm_eps")
+    if eps is not None and float(eps) != shape.rms_norm_eps:
+        log(f"{folder} has rms_norm_eps {eps}; the draft goes on with the target's {shape.rms_norm_eps}")
+    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta") or layer.get("rope_theta") or 10000.0)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if (kind, theta) != (shape.rope["rope_type"], shape.rope["rope_theta"]):
+        log(f"{folder} has rope {kind} of base {theta:g}; the draft goes on with {shape.rope}, as the target has it")
+
+
+def _check_vocabulary(folder: Path, has: Tensor | None, shape: DraftShape, d2t: Tensor) -> None:
+    import torch
+
+    has = _mapping(has, shape.target_vocab)
+    if not torch.equal(has, d2t):
+        raise DraftsmithError(
+            f"train.initial_draft: d2t of {folder} names another draft vocabulary ({len(has)} tokens) than this run has "
+            f"({len(d2t)}); run map_vocabulary again, which takes the source's"
+        )
+
+
+def _mapping(has: Tensor | None, target_vocab: int) -> Tensor:
+    import torch
+
+    # Without one the draft has the target's whole vocabulary.
+    return torch.zeros(target_vocab, dtype=torch.int64) if has is None else has.to(torch.int64).cpu()
+
+
+def _check_embedding(folder: Path, own: Tensor, embedding: Tensor) -> None:
+    import torch
+
+    # The least precise of the two decides.
+    least = min((own.dtype, embedding.dtype), key=lambda dtype: dtype.itemsize)
+    if own.shape != embedding.shape or not torch.equal(own.to(least), embedding.to(least)):
+        raise DraftsmithError(
+            f"train.initial_draft: {_EMBEDDING} of {folder} is not the target's, which a draft here shares; "
+            "name a draft that was trained with the target's embedding"
+        )

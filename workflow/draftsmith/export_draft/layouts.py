@@ -1,0 +1,105 @@
+"""More layouts of the same draft: SGLang's, and that of EAGLE's own repository ("hf"), which vLLM reads as well.
+
+Both have the layer's sizes at the top of config.json and call the layer ``midlayer``; neither needs an embedding, as each server
+takes the target's. They differ in what a layer id means: to SGLang k is the output of layer k (``set_eagle3_layers_to_capture``
+adds one), to vLLM the input of layer k. EAGLE's own code captures [2, n // 2, n - 3] whatever the file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.errors import DraftsmithError
+from draftsmith.export_draft.checks import expected_tensors
+from draftsmith.export_draft.settings import layer_config
+from draftsmith.files import atomic_path, read_json, write_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from draftsmith.draft.config import DraftShape
+
+_LAYER, _MIDLAYER = "layers.0.", "midlayer."
+# SGLang's llama_eagle3.py takes the raw state as residual, feeds back what its norm has not touched, and has fc for three layers.
+_SGLANG = {"norm_before_residual": False, "fc_norm": False, "norm_output": False}
+
+
+def check_layouts(layouts: list[str], shape: DraftShape) -> None:
+    """Fail where a server of one of ``layouts`` would run this draft as another than it is."""
+    if "sglang" not in layouts:
+        return
+    for name, right in _SGLANG.items():
+        if getattr(shape, name) != right:
+            raise DraftsmithError(
+                f"export.layouts: SGLang runs every draft as if {name} were {str(right).lower()}; "
+                f"train with train.{name}: {str(right).lower()}, or leave sglang out"
+            )
+    if len(shape.layers) != 3 or 0 in shape.layers:
+        raise DraftsmithError(
+            f"export.layouts: SGLang takes the outputs of three layers, and the draft the inputs of {list(shape.layers)}; "
+            "choose three ids above 0 in target.layers, or leave sglang out"
+        )
+
+
+def write_layout(layout: str, folder: Path, tensors: Mapping[str, Tensor], shape: DraftShape, dtype: str) -> str:
+    """Write ``tensors``, as the main folder has them, into ``folder`` and check what is there; what it holds, in words.
+
+    Raises :class:`DraftsmithError` naming the first tensor or key that is not as a server of ``layout`` needs it.
+    """
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with atomic_path(folder / "model.safetensors") as temporary:
+        save_file({layout_name(name): tensor for name, tensor in tensors.items()}, temporary, metadata={"format": "pt"})
+    write_json(folder / "config.json", layout_config(layout, shape, dtype))
+    return _check(layout, folder, tensors, shape)
+
+
+def layout_name(name: str) -> str:
+    """The name of a tensor in these layouts."""
+    return _MIDLAYER + name.removeprefix(_LAYER) if name.startswith(_LAYER) else name
+
+
+def layout_config(layout: str, shape: DraftShape, dtype: str) -> dict[str, Any]:
+    """The content of config.json."""
+    ids = [layer_id - 1 for layer_id in shape.layers] if layout == "sglang" else list(shape.layers)
+    settings = layer_config(shape) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": shape.draft_vocab,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": False,
+        "fc_norm": shape.fc_norm,
+        "norm_output": shape.norm_output,
+        # EAGLE's own fc is without one only if the file says so.
+        "bias": False,
+        "dtype": dtype,
+        "torch_dtype": dtype,
+        # Readers older than transformers 5 know these two instead of rope_parameters.
+        "rope_theta": shape.rope["rope_theta"],
+    }
+    scaling = {name: value for name, value in shape.rope.items() if name != "rope_theta"}
+    if scaling["rope_type"] != "default":
+        settings["rope_scaling"] = scaling
+    return settings
+
+
+def _check(layout: str, folder: Path, tensors: Mapping[str, Tensor], shape: DraftShape) -> str:
+    from draftsmith.draft.warm_start import source_tensors
+
+    settings, read = read_json(folder / "config.json"), source_tensors(folder)
+    expected = expected_tensors(shape)
+    if set(read) != set(expected):
+        raise DraftsmithError(
+            f"{folder}: lacks tensors {sorted(set(expected) - set(read))} and has {sorted(set(read) - set(expected))} "
+            "that no server loads; run export_draft again"
+        )
+    for name, tensor in read.items():
+        if tuple(tensor.shape) != expected[name] or not tensor.equal(tensors[name]):
+            raise DraftsmithError(
+                f"{folder}: {layout_name(name)} is not the one that was exported; run export_draft again"
+            )
+    ids = settings["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    return f"{len(read)} tensors, layers {ids} as {layout} counts them"

@@ -1,0 +1,76 @@
+"""config.json of the exported draft, in the form of vllm-project/speculators.
+
+All norm flags are written out, since vLLM's defaults for absent ones differ between its two formats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from draftsmith.config import Config
+
+if TYPE_CHECKING:
+    from draftsmith.draft.config import DraftShape
+
+
+def verifier(target: Mapping[str, Any]) -> str:
+    """What a server finds the target by: its hub id, or the absolute path of its folder."""
+    source = str(target["source"])
+    local = source.startswith("package:") or Path(source).expanduser().exists() or target.get("revision") is None
+    return str(Path(target["path"]).resolve()) if local else source
+
+
+def layer_config(shape: DraftShape) -> dict[str, Any]:
+    """The draft's layer as a LlamaConfig's keys, which every layout has somewhere."""
+    return {
+        "model_type": "llama",
+        "vocab_size": shape.target_vocab,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.rms_norm_eps,
+        "max_position_embeddings": shape.max_positions,
+        "rope_parameters": shape.rope,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        # Without it vLLM takes fc to be three layers wide, whatever the list of layers says.
+        "num_aux_hidden_states": len(shape.layers),
+    }
+
+
+def draft_config(config: Config, target: Mapping[str, Any], shape: DraftShape, dtype: str) -> dict[str, Any]:
+    """The content of config.json."""
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": config.export.speculative_tokens,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {"name_or_path": verifier(target), "architectures": target["architectures"]},
+        },
+        "transformer_layer_config": layer_config(shape),
+        "draft_vocab_size": shape.draft_vocab,
+        "eagle_aux_hidden_state_layer_ids": list(shape.layers),
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": False,
+        "fc_norm": shape.fc_norm,
+        "norm_output": shape.norm_output,
+        "embed_requires_grad": False,
+        "tie_word_embeddings": False,
+        "dtype": dtype,
+    }
