@@ -66,7 +66,12 @@ def window(core: Any, prompts: Sequence[Any], sampling: Any, limit: int, name: s
 
 
 def seeded(sampling: Any, number: int) -> Any:
-    """``sampling`` with a seed for the prompt ``number`` alone: with one seed for all, every answer would meet the same luck."""
+    """``sampling`` with a seed for the prompt ``number`` alone: with one seed for all, every answer would meet the same luck.
+
+    Where it has no seed at all it stays so.
+    """
+    if sampling.seed is None:
+        return sampling
     own = sampling.clone()
     own.seed = number
     return own

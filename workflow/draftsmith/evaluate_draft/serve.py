@@ -41,7 +41,11 @@ def serve(job: dict[str, Any], folder: Path) -> None:
         llm.generate([_prompt(job["prompts"][0])], SamplingParams(max_tokens=4), use_tqdm=False)
         for measure in job["measures"]:
             sampling = SamplingParams(
-                temperature=measure["temperature"], max_tokens=config.evaluate.max_tokens, detokenize=False
+                temperature=measure["temperature"],
+                max_tokens=config.evaluate.max_tokens,
+                # vLLM's CPU backend fails on a request's own seed when its prompt is cut into chunks; there the engine's counts.
+                seed=None if engine.on_cpu(config) else 0,
+                detokenize=False,
             )
             # No measure is to find the prompts of an earlier one read already.
             llm.reset_prefix_cache()
