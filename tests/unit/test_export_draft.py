@@ -17,15 +17,8 @@ from draftsmith.config import Config, parse
 from draftsmith.draft.config import draft_shape
 from draftsmith.draft.initial import initial_draft
 from draftsmith.errors import DraftsmithError
+from ropes import LLAMA3
 
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 5e5,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 128,
-}
 REPORT = {
     "fingerprint": "0123456789abcdef",
     "steps": 12,

@@ -9,19 +9,13 @@ import torch
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftsmith.draft.config import DraftShape
+from ropes import LLAMA3
 
 ROPES: list[dict[str, Any]] = [
     {"rope_type": "default", "rope_theta": 1e4},
     {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
     {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 256},
-    {
-        "rope_type": "llama3",
-        "rope_theta": 5e5,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 128,
-    },
+    LLAMA3,
 ]
 
 

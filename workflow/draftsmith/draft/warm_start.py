@@ -70,8 +70,9 @@ def source_digest(folder: Path) -> str:
     """16 hex digits over name, type, shape and bytes of every tensor of the draft in ``folder``, and its config."""
     import torch
 
-    digest = hashlib.sha256((folder / "config.json").read_bytes() if (folder / "config.json").is_file() else b"")
-    for name, tensor in sorted(source_tensors(folder).items()):
+    tensors = source_tensors(folder)
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for name, tensor in sorted(tensors.items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
@@ -85,8 +86,8 @@ def warm_weights(
     ``d2t`` int64 [Vd] is the run's draft vocabulary; ``embedding`` [V, H] the target's, or [0, H] where the source's need not
     be compared with it. Raises :class:`DraftsmithError` naming the first key or tensor that does not fit.
     """
-    settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     tensors = source_tensors(folder)
+    settings = read_json(folder / "config.json")
     _check_settings(folder, settings, shape)
     _check_vocabulary(folder, tensors.pop("d2t", None), shape, d2t)
     tensors.pop("t2d", None)
