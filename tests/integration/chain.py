@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,10 @@ def config(folder: Path, model: Path) -> dict[str, Any]:
 class Run:
     """A working folder with a config, and snakemake as it is typed."""
 
-    def __init__(self, folder: Path, profile: str = "local", environment: dict[str, str] | None = None) -> None:
-        self.folder, self.profile, self.environment = folder, profile, environment or {}
+    def __init__(self, folder: Path, profile: str = "local", environment: Mapping[str, str] | None = None) -> None:
+        self.folder, self.profile = folder, profile
+        # A copy: what one test changes for its runs, the next one must not see.
+        self.environment = dict(environment or {})
         self.config = folder / "config.yaml"
 
     def write(self, values: dict[str, Any]) -> None:

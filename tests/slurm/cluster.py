@@ -6,9 +6,10 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 LAB = Path(__file__).with_name("slurm-lab")
@@ -44,7 +45,7 @@ class Cluster:
 
     folder: Path
     port: int
-    environment: dict[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def lab(self, *arguments: str, check: bool = True) -> None:
         """Call the script that makes the cluster."""
@@ -54,11 +55,13 @@ class Cluster:
     def start(self) -> None:
         """Bring it up, or what of it is down."""
         self.lab("start")
-        self.environment = {
-            "SLURM_CONF": str(self.folder / "etc/slurm.conf"),
-            "DRAFTSMITH_ACCOUNT": "lab",
-            "PYTHONPATH": str(LAB.with_name("often")),
-        }
+        self.environment = MappingProxyType(
+            {
+                "SLURM_CONF": str(self.folder / "etc/slurm.conf"),
+                "DRAFTSMITH_ACCOUNT": "lab",
+                "PYTHONPATH": str(LAB.with_name("often")),
+            }
+        )
 
     def ask(self, *command: str) -> str:
         """Standard output of one of Slurm's own commands."""
