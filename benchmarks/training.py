@@ -1,7 +1,7 @@
 """Speed and memory of a training step, beside vllm-project/speculators' step on the same stored states, as ratios within one call.
 
     python benchmarks/training.py --quick
-    python benchmarks/training.py --shape llama-3-8b --store /dev/shm/bench --ttt-steps 7 --speculators FOLDER
+    python benchmarks/training.py --shape llama-3-8b --store /dev/shm/bench --ttt-steps 3,7 --speculators FOLDER
 
 FOLDER is made by `pip install --no-deps --target FOLDER speculators==0.9.0 hs-connectors==0.9.0`; without it this project is
 measured alone. Each way trains in a process of its own, with AdamW and a frozen head, for some optimiser steps that are not counted
@@ -42,7 +42,9 @@ def main(
     ways: Annotated[
         str, typer.Option(help="Which to run: ours, speculators, and ours-head, which also trains lm_head.")
     ] = "",
-    ttt_steps: Annotated[int, typer.Option(help="As train.ttt_steps.")] = 0,
+    ttt_steps: Annotated[
+        str, typer.Option(help="As train.ttt_steps; several with commas between, on the same states.")
+    ] = "3",
     pack_tokens: Annotated[int, typer.Option(help="As train.pack_tokens.")] = 0,
     packs: Annotated[int, typer.Option(help="Packs in the store.")] = 8,
     lengths: Annotated[str, typer.Option(help="Lengths of rows, taken in turn.")] = "",
@@ -60,7 +62,7 @@ def main(
     shape = shape or ("tiny" if small else "llama-3-8b")
     wanted = ways.split(",") if ways else ["ours", *(["speculators"] if speculators else [])]
     spec: dict[str, Any] = {
-        "ttt_steps": ttt_steps or 3, "pack_tokens": pack_tokens or (512 if small else 8192),
+        "pack_tokens": pack_tokens or (512 if small else 8192),
         "draft_vocab": draft_vocab or (160 if small else 32000), "steps": steps or (5 if small else 10), "windows": windows,
         "lengths": [int(n) for n in (lengths or ("64,128,256" if small else "1024,2048,4096")).split(",")], "packs": packs,
         "train": json.loads(train), "folder": str(folder.resolve()), "shape": shape,
@@ -69,12 +71,18 @@ def main(
     folder.mkdir(parents=True, exist_ok=True)
     try:
         spec |= prepare(folder.resolve(), spec)
-        found = {}
-        for way in wanted:
-            found[way] = _run(way, spec, speculators, logs / f"training-{way}.log")
-            print(json.dumps({"way": way, **found[way]}), flush=True)
+        for steps_ahead in map(int, ttt_steps.split(",")):
+            _compare(wanted, spec | {"ttt_steps": steps_ahead}, speculators, logs)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _compare(wanted: list[str], spec: dict[str, Any], speculators: Path | None, logs: Path) -> None:
+    """Run each way and print its line, and then the line of the ratios."""
+    found = {}
+    for way in wanted:
+        found[way] = _run(way, spec, speculators, logs / f"training-{way}-{spec['ttt_steps']}.log")
+        print(json.dumps({"way": way, **found[way]}), flush=True)
     told = {key: value for key, value in spec.items() if key not in ("folder", "paths")}
     ratios = {}
     if {"ours", "speculators"} <= set(found):

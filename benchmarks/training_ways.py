@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import speculators_step
 import torch
 
 from draftsmith import hardware, train_draft
 from draftsmith.config import parse
 from draftsmith.draft.config import draft_shape
 from draftsmith.draft.initial import read_vocabulary, target_head
-from draftsmith.draft.teacher import target_ids
 from draftsmith.files import read_json
 from draftsmith.rows import read_rows
 from draftsmith.store import StoreReader
@@ -47,7 +47,7 @@ def settings(spec: dict[str, Any], head: bool = False) -> dict[str, Any]:
 def ours(spec: dict[str, Any], head: bool) -> dict[str, Any]:
     """The stage; its own figures of each window."""
     folder = Path(spec["folder"])
-    out = folder / ("head" if head else "frozen")
+    out = folder / f"{'head' if head else 'frozen'}-{spec['ttt_steps']}"
     train_draft.run(
         parse({"train": settings(spec, head)}, "benchmark"), target=folder / "target.json", rows=folder / "rows.parquet",
         manifest=folder / "manifest.json", vocabulary=folder / "vocabulary.safetensors", workdir=out / "work",
@@ -64,41 +64,20 @@ def ours(spec: dict[str, Any], head: bool) -> dict[str, Any]:
 
 def speculators(spec: dict[str, Any]) -> dict[str, Any]:
     """Their step over our packs: forward under autocast, backward, clipping, AdamW."""
-    from speculators.config import SpeculatorsConfig, VerifierConfig
-    from speculators.losses import resolve_loss_config
-    from speculators.models.eagle3 import Eagle3DraftModel, Eagle3SpeculatorConfig
-    from speculators.proposals.greedy import GreedyTokenProposalConfig
-
     device = hardware.device()
     given = parse({"train": settings(spec)}, "benchmark").train
     folder = Path(spec["folder"])
     target, manifest = read_json(folder / "target.json"), read_json(folder / "manifest.json")
     d2t = read_vocabulary(folder / "vocabulary.safetensors")
     shape = draft_shape(target, given, len(d2t))
-    layer = shape.llama()
-    layer._attn_implementation = "simple_flex_attention" if device == "cuda" else "eager"
-    config = Eagle3SpeculatorConfig(
-        transformer_layer_config=layer, draft_vocab_size=shape.draft_vocab, norm_before_residual=shape.norm_before_residual,
-        norm_before_fc=False, fc_norm=shape.fc_norm, norm_output=shape.norm_output, eagle_aux_hidden_state_layer_ids=list(shape.layers),
-        speculators_config=SpeculatorsConfig(
-            algorithm="eagle3", proposal_methods=[GreedyTokenProposalConfig(speculative_tokens=given.ttt_steps)],
-            default_proposal_method="greedy", verifier=VerifierConfig(name_or_path=None, architectures=["LlamaForCausalLM"]),
-        ),
-    )  # fmt: skip
-    torch.manual_seed(0)
-    model = Eagle3DraftModel(config).float()
-    head = target_head(target, shape)[target_ids(d2t, shape.target_vocab)]
-    with torch.no_grad():
-        model.embed_tokens.weight.copy_(embedding_weight(folder / "target"))
-        model.lm_head.weight.copy_(head)
-        model.verifier_lm_head.weight.copy_(head)
-        model.verifier_norm.weight.fill_(1.0)
-    model = model.to(device)
+    model = speculators_step.model(
+        shape, embedding_weight(folder / "target"), target_head(target, shape), d2t, seed=0, tokens=given.ttt_steps
+    ).to(device)
     weights = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimiser = torch.optim.AdamW(
         weights, lr=given.learning_rate, betas=given.betas, weight_decay=0.0, fused=device == "cuda"
     )
-    loss_config = resolve_loss_config("kl_div", "fused" if device == "cuda" else "eager")
+    loss_config = speculators_step.loss_config()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
     table = read_rows(folder / "rows.parquet", ["row_id", "split", "span_starts", "span_ends", "length"])
@@ -107,18 +86,14 @@ def speculators(spec: dict[str, Any]) -> dict[str, Any]:
         [row.length for row in rows], given.pack_tokens, given.seed, given.epochs, given.max_steps, group=1
     )
     reader = StoreReader(Path(manifest["store"]), manifest["rows"], manifest["fingerprint"])
-    ready = {tuple(pack): _pack([(rows[row], reader.row(rows[row].row_id)) for row in pack], given.pack_tokens) for pack in plan.packs[: 2 * spec["packs"]]}  # fmt: skip
+    ready = {tuple(pack): speculators_step.batch_of([(rows[row], reader.row(rows[row].row_id)) for row in pack], given.pack_tokens) for pack in plan.packs[: 2 * spec["packs"]]}  # fmt: skip
     order = [list(ready.values())[step % len(ready)] for step in range(len(plan.packs))]
     speeds, losses = [], []
     for window in range(spec["windows"] + 1):
         _wait(device)
         began, tokens = time.monotonic(), 0
         for batch, count in order[window * spec["steps"] : (window + 1) * spec["steps"]]:
-            moved = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-            with torch.autocast(device, dtype=dtype, enabled=dtype != torch.float32):
-                _, loss, _ = model(
-                    **moved, ttt_steps=given.ttt_steps, ttt_step_loss_decay=DECAY, loss_config=loss_config
-                )
+            loss = speculators_step.loss_of(model, batch, given.ttt_steps, DECAY, loss_config, dtype)
             optimiser.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), given.max_grad_norm)
@@ -131,35 +106,6 @@ def speculators(spec: dict[str, Any]) -> dict[str, Any]:
         "tokens_per_second": statistics.median(speeds[1:]), "windows": [round(speed, 1) for speed in speeds[1:]],
         "waited_for_data": 0.0, "trained_weights": sum(parameter.numel() for parameter in weights), "loss": losses,
     }  # fmt: skip
-
-
-def _pack(rows: list[tuple[Any, Any]], size: int) -> tuple[dict[str, torch.Tensor], int]:
-    """Rows as their collate function lays them out, shifted by one each and padded to ``size``; and the rows' tokens."""
-    parts: dict[str, list[torch.Tensor]] = {}
-    for number, (row, states) in enumerate(rows):
-        mask = torch.zeros(row.length)
-        for start, end in zip(row.starts, row.ends, strict=True):
-            mask[start:end] = 1
-        count = row.length - 1
-        for name, tensor in {
-            "hidden_states": states.aux.flatten(1)[:-1],
-            "input_ids": states.token_ids[1:].long(),
-            "verifier_last_hidden_states": states.final[1:],
-            "loss_mask": mask[1:],
-            "position_ids": torch.arange(1, row.length),
-            "document_ids": torch.full((count,), number),
-        }.items():
-            parts.setdefault(name, []).append(tensor)
-    batch = {}
-    for name, tensors in parts.items():
-        joined = torch.cat(tensors)
-        fill = -1 if name == "document_ids" else 0
-        # Their eager attention, as a CPU needs it, makes no numbers of padding.
-        missing = size - len(joined) if torch.cuda.is_available() else 0
-        padding = joined.new_full((missing, *joined.shape[1:]), fill)
-        whole = torch.cat([joined, padding])[None]
-        batch[name] = whole.pin_memory() if torch.cuda.is_available() else whole
-    return batch, sum(row.length for row, _ in rows)
 
 
 def _wait(device: str) -> None:

@@ -64,11 +64,12 @@ class PlainServer:
         query = self.rotate((w["layers.0.self_attn.q_proj.weight"] @ x).view(shape.heads, -1), position)
         key = self.rotate((w["layers.0.self_attn.k_proj.weight"] @ x).view(shape.kv_heads, -1), position)
         self.cache.append((key, (w["layers.0.self_attn.v_proj.weight"] @ x).view(shape.kv_heads, -1)))
+        near = self.cache if shape.attention_window is None else self.cache[-shape.attention_window :]
         heads = []
         for head in range(shape.heads):
             mine = head * shape.kv_heads // shape.heads
-            keys = torch.stack([pair[0][mine] for pair in self.cache])
-            values = torch.stack([pair[1][mine] for pair in self.cache])
+            keys = torch.stack([pair[0][mine] for pair in near])
+            values = torch.stack([pair[1][mine] for pair in near])
             heads.append((keys @ query[head] / math.sqrt(shape.head_dim)).softmax(0) @ values)
         residual = residual + w["layers.0.self_attn.o_proj.weight"] @ torch.cat(heads)
         x = self.norm(residual, "layers.0.post_attention_layernorm")
@@ -92,6 +93,7 @@ def of_export(folder: Path, embedding: Tensor) -> tuple[PlainServer, Tensor]:
         norm_before_residual=config["norm_before_residual"],
         fc_norm=config["fc_norm"],
         norm_output=config["norm_output"],
+        attention_window=layer["sliding_window"] if layer.get("layer_types") == ["sliding_attention"] else None,
     )
     d2t = tensors.pop("d2t")
     del tensors["t2d"]

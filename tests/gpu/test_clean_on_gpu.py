@@ -36,7 +36,10 @@ LEADER = """
 import subprocess, sys
 from draftsmith.processes import run_mark
 run_mark.mark_run()
-child = subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, start_new_session=True)
+quiet = subprocess.DEVNULL
+child = subprocess.Popen(
+    [sys.executable, "-c", sys.argv[1]], stdin=quiet, stdout=subprocess.PIPE, stderr=quiet, start_new_session=True
+)
 child.stdout.readline()
 print(child.pid, flush=True)
 """

@@ -104,6 +104,17 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         {"engine": {"max_num_seqs": 16}, "evaluate": {"concurrency": [1, 32]}},
         "my.yaml: evaluate.concurrency asks for 32 requests in flight, and the engine works on 16 at once; raise engine.max_num_seqs",
     ),
+    (
+        "a window of no position",
+        {"train": {"attention_window": 0}},
+        "my.yaml: train.attention_window: Input should be greater than 0 (given: 0)",
+    ),
+    (
+        "a window that SGLang does not have",
+        {"train": {"attention_window": 512}, "export": {"layouts": ["hf", "sglang"]}},
+        "my.yaml: export.layouts: SGLang's draft always sees the whole context, so train.attention_window (512) cannot be "
+        "served by it; leave sglang out or the window unset",
+    ),
 ]
 
 

@@ -143,6 +143,26 @@ def test_config_as_vllm_reads_it(make: Callable[..., Export]) -> None:
     assert (read["max_position_embeddings"], read["head_dim"], read["rms_norm_eps"]) == (1024, 16, 1e-5)
 
 
+def test_a_window_is_said_as_vllms_llama_attention_asks_for_it(make: Callable[..., Export]) -> None:
+    """One kind a layer of the draft, and the size; without a window neither, which is full attention."""
+    export = make(attention_window=512)
+    export.config.export.layouts = ["hf"]
+    out = export.run()
+    layer = json.loads((out / "config.json").read_text())["transformer_layer_config"]
+    for keys in (layer, json.loads((out / "hf" / "config.json").read_text())):
+        assert (keys["layer_types"], keys["sliding_window"]) == (["sliding_attention"], 512)
+        assert len(keys["layer_types"]) == keys["num_hidden_layers"]
+    assert "| attention window | 512 positions |" in (out / "README.md").read_text()
+
+
+def test_without_a_window_nothing_is_said_of_one(make: Callable[..., Export]) -> None:
+    out = make().run()
+    assert not {"layer_types", "sliding_window"} & set(
+        json.loads((out / "config.json").read_text())["transformer_layer_config"]
+    )
+    assert "attention window" not in (out / "README.md").read_text()
+
+
 def test_config_names_the_target_and_the_draft_length(make: Callable[..., Export]) -> None:
     export = make()
     config = json.loads((export.run() / "config.json").read_text())

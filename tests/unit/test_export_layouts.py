@@ -118,6 +118,7 @@ def test_whole_vocabulary_has_no_mapping(tmp_path: Path) -> None:
         ),
         ({"fc_norm": True}, "fc_norm"),
         ({"norm_output": True}, "norm_output"),
+        ({"attention_window": 8}, r"train\.attention_window"),
         ({"layers": (2, 3)}, "three layers"),
         ({"layers": (0, 3, 5)}, r"target\.layers"),
     ],

@@ -283,6 +283,8 @@ class Train(Section):
     """Norm the state of each captured layer before they are combined (EAGLE-3.1's `fc_norm`)."""
     norm_output: bool = False
     """Feed the normed output back into the next draft step (EAGLE-3.1's `norm_output`)."""
+    attention_window: Positive | None = None
+    """Positions that the draft's attention sees, its own among them, in training and as served; unset: all before it."""
     train_head: bool = True
     """Train the draft's lm_head, which starts from the target's rows; otherwise it stays frozen."""
     on_bad_loss: Literal["stop", "skip"] = "stop"
@@ -402,6 +404,11 @@ def check_consistent(config: Config, origin: str) -> None:
         raise DraftsmithError(
             f"{origin}: train.pack_tokens ({config.train.pack_tokens}) must hold the longest row, "
             f"tokenize.max_length ({config.tokenize.max_length})"
+        )
+    if config.train.attention_window is not None and "sglang" in config.export.layouts:
+        raise DraftsmithError(
+            f"{origin}: export.layouts: SGLang's draft always sees the whole context, so train.attention_window "
+            f"({config.train.attention_window}) cannot be served by it; leave sglang out or the window unset"
         )
     most = max(config.evaluate.concurrency, default=0)
     if most > config.engine.max_num_seqs:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from draftsmith.draft import attention_flex, attention_rows
-from draftsmith.draft.attention import Segment, chosen
+from draftsmith.draft.attention import Attend, Segment, chosen
 from draftsmith.draft.attention_eager import eager_attention
 from draftsmith.draft.attention_flex import block_mask, flex_attention
 from draftsmith.draft.attention_rows import rows_attention
@@ -84,13 +84,43 @@ def _long(own: int, grad: bool) -> tuple[list[Tensor], list[tuple[Tensor, Tensor
     return [tensor(query, 4), tensor(key, 2), tensor(key, 2)], pairs, torch.cat(seen), segments
 
 
+@pytest.mark.parametrize("window", [None, 1, 60, 150])
 @pytest.mark.parametrize("own", [0, 2])
-def test_fused_kernel_equals_the_mask(own: int) -> None:
-    """Torch's own kernel, uncompiled; on a CPU it has no backward pass."""
+def test_fused_kernel_equals_the_mask(own: int, window: int | None) -> None:
+    """Torch's own kernel, uncompiled; on a CPU it has no backward pass. At step 2 a window of 1 leaves no key of step 0."""
     tensors, pairs, seen, segments = _long(own, grad=False)
+    since = None if window is None else seen + own + 1 - window
     with torch.no_grad():
-        out = flex_attention(*tensors, pairs, seen, segments)
-    torch.testing.assert_close(out, eager_attention(*tensors, pairs, seen, segments))
+        out = flex_attention(*tensors, pairs, seen, segments, since)
+    torch.testing.assert_close(out, eager_attention(*tensors, pairs, seen, segments, since))
+
+
+@pytest.mark.parametrize("attend", [rows_attention, flex_attention, eager_attention])
+def test_a_window_narrows_what_a_query_sees(attend: Attend) -> None:
+    """Equal scores average the numbers of the keys seen: from ``since``, but not before the row; own ones (900) always."""
+    query, key = torch.zeros(5, 1, 16), torch.zeros(9, 1, 16)
+    value = torch.arange(9.0)[:, None, None].expand(9, 1, 16)
+    own = [(torch.zeros(5, 1, 16), torch.full((5, 1, 16), 900.0))]
+    with torch.no_grad():
+        out = attend(query, key, value, own, SEEN, SEGMENTS, torch.tensor([-3, 1, 4, 3, 8]))[:, 0, 0]
+    # Means of 0 1 900; 1 2 900; 4 900; 5 6 900, as key 3 is the other row's; 900 alone.
+    torch.testing.assert_close(out, torch.tensor([901 / 3, 903 / 3, 904 / 2, 911 / 3, 900.0]))
+
+
+@pytest.mark.parametrize("block", [1 << 25, 16])
+def test_gradients_with_a_window_are_those_of_the_mask(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention_rows, "BLOCK", block)
+    (query, key, value), pairs = _inputs(1, torch.float32)
+    leaves = [query, key, value, *(tensor for pair in pairs for tensor in pair)]
+    since = torch.tensor([0, 2, 5, 3, 6])
+    found, wanted = (
+        torch.autograd.grad(attend(query, key, value, pairs, SEEN, SEGMENTS, since).square().sum(), leaves)
+        for attend in (rows_attention, eager_attention)
+    )
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    # The last query of the first row sees nothing but its own key, so nobody of that row sees keys 3 and 4.
+    assert not found[1][3:5].any()
 
 
 def test_gradients_through_the_fused_layout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +166,32 @@ def test_block_mask_leaves_out_what_no_query_sees() -> None:
     single = block_mask(torch.zeros(384, dtype=torch.int64), torch.arange(384), 384, own=0)
     assert single.kv_num_blocks.flatten().tolist() == [1, 1, 1]
     assert single.full_kv_num_blocks.flatten().tolist() == [0, 1, 2]
+
+
+def test_block_mask_leaves_out_what_lies_before_the_window() -> None:
+    """One row of three blocks: with 128 keys a query, two blocks at most, none of them whole; with 256, three and one whole."""
+    last = torch.arange(384)
+    near = block_mask((last - 127).clamp(min=0), last, 384, own=0)
+    assert near.kv_num_blocks.flatten().tolist() == [1, 2, 2]
+    assert near.full_kv_num_blocks.flatten().tolist() == [0, 0, 0]
+    far = block_mask((last - 255).clamp(min=0), last, 384, own=0)
+    assert far.kv_num_blocks.flatten().tolist() == [1, 1, 2]
+    assert far.full_kv_num_blocks.flatten().tolist() == [0, 1, 1]
+
+
+def test_padding_of_the_last_block_looks_no_further_than_its_queries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """500 queries with a window of 100: the block of queries 384 to 499 sees keys 285 to 499, of the blocks 2 and 3."""
+    masks: list[Any] = []
+
+    def keep(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+        masks.append(mask)
+        return query
+
+    monkeypatch.setattr(attention_flex, "_kernel", lambda device: keep)
+    tensor, seen = torch.zeros(500, 1, 16), torch.arange(500)
+    flex_attention(tensor, tensor, tensor, [], seen, [Segment(0, 500, 0, 500)], seen - 99)
+    assert masks[0].kv_num_blocks.flatten().tolist() == [1, 2, 2, 2]
+    assert masks[0].kv_indices[0, 0, 3, :2].tolist() == [2, 3]
 
 
 def test_the_form_follows_the_device() -> None:

@@ -37,8 +37,19 @@ def _logits(draft: Eagle3Draft, pack: Pack, steps: int) -> list[Tensor]:
         {"norm_before_residual": False},
         {"fc_norm": True, "norm_output": True},
         {"rope": LLAMA3, "heads": 2, "kv_heads": 1, "layers": (1, 3)},
+        {"attention_window": 5},
+        {"attention_window": 2},
+        {"attention_window": 1},
     ],
-    ids=["default", "plain residual", "EAGLE-3.1 norms", "llama3 rope, one key head, two layers"],
+    ids=[
+        "default",
+        "plain residual",
+        "EAGLE-3.1 norms",
+        "llama3 rope, one key head, two layers",
+        "window",
+        "window shorter than the draft",
+        "window of the token itself",
+    ],
 )
 def test_unrolled_steps_equal_a_servers_token_by_token_run(
     changes: dict[str, Any],

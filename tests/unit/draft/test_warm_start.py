@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,28 @@ def test_absent_switches_mean_what_vllm_takes_them_for(make_source: Callable[...
     del source.config["norm_before_residual"]
     with pytest.raises(DraftsmithError, match=r"train\.norm_before_residual: false"):
         source.taken()
+
+
+@pytest.mark.parametrize("layout", ["speculators", "hf"])
+@pytest.mark.parametrize(
+    ("has", "asked", "said"),
+    [
+        (8, None, "was trained with a window of 8 positions; the draft goes on on the whole context"),
+        (None, 4, "was trained on the whole context; the draft goes on with a window of 4 positions"),
+        (8, 8, ""),
+    ],
+)
+def test_another_window_is_said_and_taken(
+    layout: str, has: int | None, asked: int | None, said: str, make_source: Callable[..., Source],
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    source = make_source(layout, attention_window=has)
+    source.shape = replace(source.shape, attention_window=asked)
+    draft = source.taken()
+    assert draft.shape.attention_window == asked
+    spoken = "".join(capsys.readouterr())
+    assert said in spoken
+    assert ("train.attention_window" in spoken) == bool(said)
 
 
 @pytest.mark.parametrize("key", ["num_attention_heads", "num_key_value_heads", "head_dim"])

@@ -146,6 +146,10 @@ FAULTS: dict[str, tuple[Callable[[Made], Any], str]] = {
     "nothing to draft": (
         lambda made: made.change(**{f"{METHOD}speculative_tokens": 0}), r"flag: .*\.0\.speculative_tokens of the export is 0"
     ),
+    "a window": (
+        lambda made: made.change(**{f"{LAYER}layer_types": ["sliding_attention"], f"{LAYER}sliding_window": 64}),
+        "flag: the attention window of the export is 64 and must be null",
+    ),
     "too few positions": (
         lambda made: made.change(**{f"{LAYER}max_position_embeddings": 2048}), "positions: the draft ends at 2048, the target at 4096"
     ),

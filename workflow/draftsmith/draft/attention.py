@@ -5,6 +5,9 @@ steps 1 .. k: what a server's KV cache holds after k tokens were drafted from th
 diagonal, and slots of a later step never see one another: only the slots that count are queries, while keys of step 0 come
 from all slots.
 
+With a window of W (``train.attention_window``) a query sees W positions, its own among them, as vLLM counts a sliding window.
+At step k slot i stands at position i + k: it sees the keys of step 0 behind i + k - W, and its own of the steps behind k - W.
+
 Three forms of it give the same: :mod:`draftsmith.draft.attention_rows` (any device), :mod:`draftsmith.draft.attention_flex` (one
 fused kernel on a GPU), and :mod:`draftsmith.draft.attention_eager`, which both are tested against.
 """
@@ -41,13 +44,16 @@ class Attend(Protocol):
         own: Sequence[tuple[Tensor, Tensor]],
         seen: Tensor,
         segments: Sequence[Segment],
+        since: Tensor | None = None,
     ) -> Tensor:
         """Returns [N, heads, d] in the dtype of ``query``; softmax and sums are of at least float32.
 
         - ``query`` [N, heads, d]; ``key``, ``value`` [S, kv heads, d], grouped heads being neighbours;
         - ``own``: for each step 1 .. k the pair (key, value), each [N, kv heads, d];
         - ``seen`` int64 [N]: index in ``key`` of the last key that a query may see;
-        - ``segments``: the rows, each with at least one query.
+        - ``segments``: the rows, each with at least one query;
+        - ``since`` int64 [N]: index in ``key`` of the first key that a query may see, where a window says so; it may lie before
+          the query's row, which bounds it as well, or behind ``seen``, where only the query's own keys are left.
         """
 
 

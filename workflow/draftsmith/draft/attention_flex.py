@@ -31,20 +31,24 @@ def flex_attention(
     own: Sequence[tuple[Tensor, Tensor]],
     seen: Tensor,
     segments: Sequence[Segment],
+    since: Tensor | None = None,
 ) -> Tensor:
     """Arguments and result as :class:`draftsmith.draft.attention.Attend` has them."""
     count = len(query)
     if not count:
         # Nothing to compute, but every weight on the way here still gets a gradient of zeros.
-        return rows_attention(query, key, value, own, seen, segments)
+        return rows_attention(query, key, value, own, seen, segments, since)
     queries, keys = _padded(count), _padded(len(key))
     first = torch.repeat_interleave(
         torch.tensor([segment.first_key for segment in segments]),
         torch.tensor([segment.last_query - segment.first_query for segment in segments]),
     ).to(seen.device, non_blocking=True)
-    # A query of the padding sees key 0: one without any key would be no number. Nobody reads its output.
-    first, last = functional.pad(first, (0, queries - count)), functional.pad(seen, (0, queries - count))
-    mask = block_mask(first, last, keys, len(own))
+    if since is not None:
+        first = torch.maximum(first, since)
+    # A query of the padding sees the key that the last query ends with: one without any key would be no number, and another
+    # key might lie far from what its block sees. Nobody reads its output.
+    padding = seen[-1:].expand(queries - count)
+    mask = block_mask(torch.cat([first, padding]), torch.cat([seen, padding]), keys, len(own))
     out = _kernel(query.device.type)(
         _laid_out([(query, queries)]),
         _laid_out([(key, keys), *((pair[0], queries) for pair in own)]).to(query.dtype),
@@ -57,7 +61,7 @@ def flex_attention(
 def block_mask(first: Tensor, last: Tensor, keys: int, own: int) -> BlockMask:
     """The mask of queries that see the keys ``first`` .. ``last`` (int64 [queries]) of ``keys``, and ``own`` diagonals behind them.
 
-    The number of queries and ``keys`` are whole blocks.
+    The number of queries and ``keys`` are whole blocks. A query whose ``first`` lies behind its ``last`` sees its diagonals alone.
     """
     queries = len(first)
     # Sizes are told by tensors, not numbers: a number would be compiled in, and every pack has other ones.

@@ -53,6 +53,8 @@ class DraftShape:
     """What the target multiplies its head's output with."""
     logit_cap: float | None = None
     """The target's logits z are cap * tanh(z / cap)."""
+    attention_window: int | None = None
+    """Positions that a query of the draft sees, its own among them; all, where it is None."""
 
     def llama(self) -> LlamaConfig:
         """The layer as transformers' LlamaConfig."""
@@ -108,6 +110,7 @@ def draft_shape(
         norm_output=train.norm_output,
         logit_scale=_logit_scale(text),
         logit_cap=text.get("final_logit_softcapping") or None,
+        attention_window=train.attention_window,
     )
 
 
@@ -173,7 +176,7 @@ def _rope(text: Mapping[str, Any], plain: bool) -> dict[str, Any]:
         # Checkpoints older than transformers 5.
         rope = dict(text.get("rope_scaling") or {})
     if any(isinstance(value, dict) for value in rope.values()):
-        # One entry a kind of layer; the draft's attention is full.
+        # One entry a kind of layer; the draft turns as full attention does, whatever its window.
         rope = rope.get("full_attention") or next(value for value in rope.values() if isinstance(value, dict))
     theta = float(rope.get("rope_theta") or text.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"

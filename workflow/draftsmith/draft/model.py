@@ -148,6 +148,7 @@ class Eagle3Draft(nn.Module):
         cos, sin = self._rotation(rows.positions, both)
         key, value = self._key_and_value(both, cos, sin)
 
+        window = self.shape.attention_window
         slots = rows.slots
         both, residual, cos, sin = both[slots], residual[slots], cos[slots], sin[slots]
         own: list[tuple[Tensor, Tensor]] = []
@@ -167,7 +168,11 @@ class Eagle3Draft(nn.Module):
                 own = [(each_key[still], each_value[still]) for each_key, each_value in own]
                 own.append(self._key_and_value(both, cos, sin))
             query = self._query(both, cos, sin)
-            mixed = self._attend(query, key, value, own, slots, _segments(rows, left))
+            since, near = None, own
+            if window is not None:
+                # The query stands at its slot's position + step, and an own key of step j at that + j.
+                since, near = slots + (step + 1 - window), own[-window:]
+            mixed = self._attend(query, key, value, near, slots, _segments(rows, left), since)
             output, fed_back = self._rest(mixed, residual)
             outputs.append(output)
         return outputs

@@ -150,6 +150,12 @@ def _check_settings(folder: Path, settings: Mapping[str, Any], shape: DraftShape
             f"train.initial_draft: {folder} reads the layers {ids}, and the states are those of {list(shape.layers)}; "
             f"set target.layers: {readings[-1]}"
         )
+    sliding = "sliding_attention" in (layer.get("layer_types") or [])
+    window = layer.get("sliding_window") if sliding else None
+    if window != shape.attention_window:
+        log(
+            f"{folder} was trained {_sight(window)}; the draft goes on {_sight(shape.attention_window)}, as train.attention_window says"
+        )
     eps = layer.get("rms_norm_eps")
     if eps is not None and float(eps) != shape.rms_norm_eps:
         log(f"{folder} has rms_norm_eps {eps}; the draft goes on with the target's {shape.rms_norm_eps}")
@@ -158,6 +164,10 @@ def _check_settings(folder: Path, settings: Mapping[str, Any], shape: DraftShape
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if (kind, theta) != (shape.rope["rope_type"], shape.rope["rope_theta"]):
         log(f"{folder} has rope {kind} of base {theta:g}; the draft goes on with {shape.rope}, as the target has it")
+
+
+def _sight(window: int | None) -> str:
+    return "on the whole context" if window is None else f"with a window of {window} positions"
 
 
 def _check_vocabulary(folder: Path, has: Tensor | None, shape: DraftShape, d2t: Tensor) -> None:

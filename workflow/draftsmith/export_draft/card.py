@@ -35,6 +35,7 @@ def model_card(
         ("draft vocabulary", f"{shape.draft_vocab:,} of {shape.target_vocab:,} tokens"),
         ("trained weights", f"{trained['params']:,} ({exported['dtype']} here)"),
         ("flags", ", ".join(f"{flag}: {str(exported[flag]).lower()}" for flag in flags)),
+        *([("attention window", f"{shape.attention_window:,} positions")] if shape.attention_window else []),
         ("training", f"{trained['steps']:,} steps, {trained['epochs']:g} epochs, {trained['tokens']:,} tokens in rows"),
         ("TTT steps, decay", f"{config.train.ttt_steps}, {config.train.step_decay:g}"),
         ("learning rate, seed", f"{config.train.learning_rate:g}, {config.train.seed}"),

@@ -36,6 +36,10 @@ def check_layouts(layouts: list[str], shape: DraftShape) -> None:
                 f"export.layouts: SGLang runs every draft as if {name} were {str(right).lower()}; "
                 f"train with train.{name}: {str(right).lower()}, or leave sglang out"
             )
+    if shape.attention_window is not None:
+        raise DraftsmithError(
+            "export.layouts: SGLang runs every draft on the whole context; train without train.attention_window, or leave sglang out"
+        )
     if len(shape.layers) != 3 or 0 in shape.layers:
         raise DraftsmithError(
             f"export.layouts: SGLang takes the outputs of three layers, and the draft the inputs of {list(shape.layers)}; "
