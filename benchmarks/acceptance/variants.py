@@ -23,6 +23,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from draftsmith import hardware
 from draftsmith.config import Config, parse
 from draftsmith.files import read_json
 
@@ -89,7 +90,9 @@ def make(name: str, file: Path, run: Path, out: Path, changes: dict[str, Any]) -
 
     given, variant = yaml.safe_load(file.read_text()), VARIANTS[name]
     store = {"extract": {"store": str((out / "store").resolve())}} if "extract" in variant else {}
-    config = parse(merged(given, ALIKE, changes, variant, store), name)
+    # With a KV cache of a given size an engine does not look at how much memory is free, which others change meanwhile.
+    cache = {"engine": {"args": {"kv_cache_memory_bytes": 2 << 30}}} if hardware.device() == "cuda" else {}
+    config = parse(merged(given, ALIKE, cache, changes, variant, store), name)
     results = run / "results" / config.name
     out.mkdir(parents=True, exist_ok=True)
     target, rows, manifest = (
