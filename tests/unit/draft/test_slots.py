@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from draftsmith.draft.config import DraftShape
-from draftsmith.draft.slots import counted_slots, counts, left_at
+from draftsmith.draft.slots import counted_slots, counts, left_at, take
 from draftsmith.train_draft.packing import collate
 
 
@@ -66,3 +66,15 @@ def test_second_row_of_a_pack_is_shifted(shape: DraftShape, make_example: Callab
     assert pack.slots.tolist() == [2, 3, 5, 6]
     assert pack.positions.tolist() == [1, 2, 3, 4, 1, 2, 3]
     assert pack.depth.tolist() == [2, 1, 2, 1]
+
+
+def test_taken_rows_and_their_gradient() -> None:
+    """Each entry once: what is taken gets its own gradient, the rest zeros."""
+    x = torch.arange(8.0).view(4, 2).requires_grad_()
+    taken = take(x, torch.tensor([1, 3]))
+    assert taken.tolist() == [[2.0, 3.0], [6.0, 7.0]]
+    (taken * torch.tensor([[1.0, 2.0], [3.0, 4.0]])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]
+    nothing = take(x, torch.empty(0, dtype=torch.int64))
+    assert nothing.shape == (0, 2)

@@ -30,12 +30,12 @@ def _record(seen: Path, kill_at: int | None = None) -> Callable[..., Any]:
     """A collate that notes the rows of every pack in ``seen``, and kills its process at one."""
     collate = trainer_module.collate
 
-    def recording(examples: Any, steps: int) -> Any:
+    def recording(examples: Any, steps: int, **how: Any) -> Any:
         with open(seen, "a") as file:
             file.write(" ".join(example.row.row_id for example in examples) + "\n")
         if kill_at is not None and len(seen.read_text().splitlines()) == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        return collate(examples, steps)
+        return collate(examples, steps, **how)
 
     return recording
 

@@ -27,9 +27,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     packs: list[list[str]] = []
     collate = trainer_module.collate
 
-    def record(examples: Any, steps: int) -> Any:
+    def record(examples: Any, steps: int, **how: Any) -> Any:
         packs.append([example.row.row_id for example in examples])
-        return collate(examples, steps)
+        return collate(examples, steps, **how)
 
     monkeypatch.setattr(trainer_module, "collate", record)
     return packs
@@ -77,12 +77,12 @@ def _stop_at(pack: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Send SIGTERM to this process while the pack of that number is read."""
     collate, count = trainer_module.collate, 0
 
-    def stopping(examples: Any, steps: int) -> Any:
+    def stopping(examples: Any, steps: int, **how: Any) -> Any:
         nonlocal count
         count += 1
         if count == pack:
             os.kill(os.getpid(), signal.SIGTERM)
-        return collate(examples, steps)
+        return collate(examples, steps, **how)
 
     monkeypatch.setattr(trainer_module, "collate", stopping)
 

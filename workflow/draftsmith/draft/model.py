@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 from draftsmith.draft.attention import Segment, chosen
-from draftsmith.draft.slots import left_at
+from draftsmith.draft.slots import left_at, take
 
 if TYPE_CHECKING:
     from draftsmith.draft.attention import Kind
@@ -141,8 +141,7 @@ class Eagle3Draft(nn.Module):
         Returns for each step k the input of lm_head [N_k, H], float32, for the entries of ``rows.slots`` with depth > k,
         in their order; fewer than ``steps`` where no slot counts any more.
         """
-        layer: Layer = self.layers[0]  # type: ignore[assignment]
-        embedded = _cast(layer.input_layernorm(functional.embedding(rows.input_ids, self.embed_tokens)))
+        embedded = functional.embedding(rows.input_ids, self.embed_tokens)
         hidden = self.combine(rows.aux)
         both, residual = self._both(embedded, hidden)
         cos, sin = self._rotation(rows.positions, both)
@@ -150,7 +149,7 @@ class Eagle3Draft(nn.Module):
 
         window = self.shape.attention_window
         slots = rows.slots
-        both, residual, cos, sin = both[slots], residual[slots], cos[slots], sin[slots]
+        both, residual, cos, sin = take(both, slots), take(residual, slots), cos[slots], sin[slots]
         own: list[tuple[Tensor, Tensor]] = []
         left = torch.arange(len(rows.depth))
         outputs: list[Tensor] = []
@@ -163,9 +162,9 @@ class Eagle3Draft(nn.Module):
                     break
                 still = still.to(slots.device)
                 slots = slots[still]
-                both, residual = self._both(embedded[slots + step], fed_back[still])
+                both, residual = self._both(embedded[slots + step], take(fed_back, still))
                 cos, sin = self._rotation(rows.positions[slots] + step, both)
-                own = [(each_key[still], each_value[still]) for each_key, each_value in own]
+                own = [(take(each_key, still), take(each_value, still)) for each_key, each_value in own]
                 own.append(self._key_and_value(both, cos, sin))
             query = self._query(both, cos, sin)
             since, near = None, own
@@ -178,10 +177,13 @@ class Eagle3Draft(nn.Module):
         return outputs
 
     def _both(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """What attention projects, [T, 2H], and the layer's residual, [T, H]."""
+        """What attention projects, [T, 2H], and the layer's residual, [T, H], for embeddings and hidden states [T, H]."""
         layer: Layer = self.layers[0]  # type: ignore[assignment]
         normed = layer.hidden_norm(hidden)
-        return torch.cat([embedded, _cast(normed)], -1), normed if self.shape.norm_before_residual else hidden
+        # Embeddings are normed anew at each step: they come without a gradient, which would have to be put back in place.
+        return torch.cat(
+            [_cast(layer.input_layernorm(embedded)), _cast(normed)], -1
+        ), normed if self.shape.norm_before_residual else hidden
 
     def _key_and_value(self, both: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         attention: Attention = self.layers[0].self_attn  # type: ignore[union-attr, assignment]

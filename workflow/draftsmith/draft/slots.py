@@ -22,6 +22,7 @@ since nobody asks what follows the end of a turn (vllm-project/speculators count
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,3 +65,25 @@ def span_ends(slots: Tensor, counted: Sequence[int]) -> list[int]:
         return []
     breaks = ((slots.diff() != 1).nonzero().squeeze(1) + 1).tolist()
     return sorted({*breaks, *torch.tensor(counted).cumsum(0).tolist()})
+
+
+def take(x: Tensor, entries: Tensor) -> Tensor:
+    """Rows ``entries`` of ``x`` [n, ...]: int64 [m], each at most once, which is what makes the backward pass a plain copy.
+
+    Indexing would have to reckon with repeated entries there, and sorts them.
+    """
+    return _Take.apply(x, entries)  # type: ignore[no-any-return]
+
+
+class _Take(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, entries: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(entries)
+        ctx.count = len(x)
+        return x.index_select(0, entries)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        (entries,) = ctx.saved_tensors
+        whole = gradient.new_zeros((ctx.count, *gradient.shape[1:]))
+        return whole.index_copy_(0, entries, gradient), None

@@ -41,22 +41,18 @@ class Pack:
         moved = {name: getattr(self, name).to(device, non_blocking=True) for name in _MOVED}
         return dataclasses.replace(self, **moved)
 
-    def pin_memory(self) -> Pack:
-        """The pack in page-locked memory, from where a GPU copies it without a detour."""
-        return dataclasses.replace(self, **{name: getattr(self, name).pin_memory() for name in _MOVED})
-
 
 _MOVED = ("input_ids", "positions", "aux", "final", "slots")
 
 
-def collate(examples: Sequence[Example], steps: int) -> Pack:
-    """Lay rows end to end, in the order given."""
+def collate(examples: Sequence[Example], steps: int, pin: bool = False) -> Pack:
+    """Lay rows end to end, in the order given; with ``pin`` in page-locked memory, from where a GPU copies without a detour."""
     ids, positions, aux, final, slots = [], [], [], [], []
     widths, counted = [], []
     base = 0
     for example in examples:
         width = int(example.slots[-1])
-        ids.append(example.states.token_ids[1 : width + 1])
+        ids.append(example.states.token_ids[1 : width + 1].long())
         positions.append(torch.arange(1, width + 1))
         aux.append(example.states.aux[:width].flatten(1))
         final.append(example.states.final[example.slots])
@@ -67,11 +63,11 @@ def collate(examples: Sequence[Example], steps: int) -> Pack:
         base += width
     depth = torch.cat([example.depth for example in examples])
     return Pack(
-        input_ids=torch.cat(ids).long(),
-        positions=torch.cat(positions),
-        aux=torch.cat(aux),
-        final=torch.cat(final),
-        slots=torch.cat(slots),
+        input_ids=_joined(ids, pin),
+        positions=_joined(positions, pin),
+        aux=_joined(aux, pin),
+        final=_joined(final, pin),
+        slots=_joined(slots, pin),
         depth=depth,
         widths=widths,
         counted=counted,
@@ -79,6 +75,14 @@ def collate(examples: Sequence[Example], steps: int) -> Pack:
         row_ids=[example.row.row_id for example in examples],
         tokens=sum(example.row.length for example in examples),
     )
+
+
+def _joined(parts: Sequence[Tensor], pin: bool) -> Tensor:
+    """``parts`` end to end. Into page-locked memory at once: states are too large to be copied twice."""
+    if not pin:
+        return torch.cat(parts)
+    whole = torch.empty(sum(map(len, parts)), *parts[0].shape[1:], dtype=parts[0].dtype, pin_memory=True)
+    return torch.cat(parts, out=whole)
 
 
 def empty_pack(hidden_size: int, layers: int, steps: int) -> Pack:

@@ -93,8 +93,7 @@ class DraftTrainer(Trainer):
         if not numbers:
             shape = self.objective.draft.shape
             return empty_pack(shape.hidden_size, len(shape.layers), self.objective.steps)
-        pack = collate([self.rows[number] for number in numbers], self.objective.steps)
-        return pack.pin_memory() if self._ahead else pack
+        return collate([self.rows[number] for number in numbers], self.objective.steps, pin=self._ahead is not None)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
