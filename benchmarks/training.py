@@ -55,6 +55,9 @@ def main(
     speculators: Annotated[Path | None, typer.Option(help="Folder with speculators 0.9.")] = None,
     train: Annotated[str, typer.Option(help="More keys of the config's section train, as JSON.")] = "{}",
     quick: Annotated[bool, typer.Option(help="A size that takes a minute on two CPU cores.")] = False,
+    profile: Annotated[
+        bool, typer.Option(help="Also write where the time of our way goes, beside its log; it slows it.")
+    ] = False,
     logs: Annotated[Path, typer.Option(help="Folder for the ways' logs.")] = Path("logs/benchmarks"),
 ) -> None:
     """Run the comparison."""
@@ -65,7 +68,7 @@ def main(
         "pack_tokens": pack_tokens or (512 if small else 8192),
         "draft_vocab": draft_vocab or (160 if small else 32000), "steps": steps or (5 if small else 10), "windows": windows,
         "lengths": [int(n) for n in (lengths or ("64,128,256" if small else "1024,2048,4096")).split(",")], "packs": packs,
-        "train": json.loads(train), "folder": str(folder.resolve()), "shape": shape,
+        "train": json.loads(train), "profile": profile, "folder": str(folder.resolve()), "shape": shape,
     }  # fmt: skip
     logs.mkdir(parents=True, exist_ok=True)
     folder.mkdir(parents=True, exist_ok=True)

@@ -15,6 +15,8 @@ import json
 import resource
 import statistics
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +50,12 @@ def ours(spec: dict[str, Any], head: bool) -> dict[str, Any]:
     """The stage; its own figures of each window."""
     folder = Path(spec["folder"])
     out = folder / f"{'head' if head else 'frozen'}-{spec['ttt_steps']}"
-    train_draft.run(
-        parse({"train": settings(spec, head)}, "benchmark"), target=folder / "target.json", rows=folder / "rows.parquet",
-        manifest=folder / "manifest.json", vocabulary=folder / "vocabulary.safetensors", workdir=out / "work",
-        draft=out / "draft.safetensors", report=out / "train.json",
-    )  # fmt: skip
+    with _profile(spec):
+        train_draft.run(
+            parse({"train": settings(spec, head)}, "benchmark"), target=folder / "target.json", rows=folder / "rows.parquet",
+            manifest=folder / "manifest.json", vocabulary=folder / "vocabulary.safetensors", workdir=out / "work",
+            draft=out / "draft.safetensors", report=out / "train.json",
+        )  # fmt: skip
     report = read_json(out / "train.json")
     speeds = [entry["tokens_per_second"] for entry in report["history"] if entry["step"] > spec["steps"]]
     return {
@@ -60,6 +63,19 @@ def ours(spec: dict[str, Any], head: bool) -> dict[str, Any]:
         "waited_for_data": report["waited_for_data"], "trained_weights": report["params"],
         "loss": [entry["loss"] for entry in report["history"]],
     }  # fmt: skip
+
+
+@contextmanager
+def _profile(spec: dict[str, Any]) -> Iterator[None]:
+    """Print into the way's log what takes the time, kernel by kernel on a GPU."""
+    if not spec["profile"]:
+        yield
+        return
+    on_gpu = hardware.device() == "cuda"
+    activity = torch.profiler.ProfilerActivity.CUDA if on_gpu else torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[activity]) as seen:
+        yield
+    print(seen.key_averages().table(f"self_{'cuda' if on_gpu else 'cpu'}_time_total", 50, max_name_column_width=100))
 
 
 def speculators(spec: dict[str, Any]) -> dict[str, Any]:

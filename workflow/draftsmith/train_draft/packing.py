@@ -77,7 +77,7 @@ def collate(examples: Sequence[Example], steps: int, pin: bool = False) -> Pack:
     )
 
 
-def _joined(parts: Sequence[Tensor], pin: bool) -> Tensor:
+def _joined(parts: list[Tensor], pin: bool) -> Tensor:
     """``parts`` end to end. Into page-locked memory at once: states are too large to be copied twice."""
     if not pin:
         return torch.cat(parts)
