@@ -167,6 +167,29 @@ def test_an_orphan_without_a_gpu_is_named_and_ended_only_when_asked(
     assert gone(orphan)
 
 
+def test_an_orphans_descendants_are_counted_in_its_line_and_ended_with_it(
+    nvml: Nvml, cast: Cast, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A build tool and its compilers are one thing that was left, and all of them go."""
+    sleep = "import time; time.sleep(600)"
+    middle = f"import subprocess, sys, time; [subprocess.Popen([sys.executable, '-c', {sleep!r}]) for _ in range(2)]; time.sleep(600)"
+    top = cast.orphan(
+        f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {middle!r}]); print('up', flush=True); time.sleep(600)"
+    )
+    deadline = time.monotonic() + 20
+    while len(below := psutil.Process(top).children(recursive=True)) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    cpu = parse({"engine": {"device": "cpu"}}, "test")
+    assert clean_gpus.check(cpu) == []
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "an earlier run left" in line)
+    assert f"process {top} of" in line
+    assert line.endswith(", and 3 below it; end it, or set clean.kill_orphans: true")
+    cpu.clean.kill_orphans = True
+    assert {holder.pid for holder in clean_gpus.check(cpu)} == {top, *(process.pid for process in below)}
+    assert all(gone(pid) for pid in (top, *(process.pid for process in below)))
+
+
 def test_a_driver_that_does_not_answer_spares_orphans_on_a_cpu(nvml: Nvml, cast: Cast) -> None:
     """They may be on GPUs, none of which is this job's."""
     orphan = cast.orphan()

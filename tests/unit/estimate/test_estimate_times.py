@@ -99,6 +99,55 @@ def test_by_hand(tmp_path: Path) -> None:
     assert found["extract_shard"].source == "given by --rate"
 
 
+def test_more_draft_lengths_temperatures_and_loads_by_hand() -> None:
+    """Three draft lengths are three more starts; temperatures are answered in them; few in flight are slow."""
+    known = rates.given(rates.Rates(), ["load=60", "evaluate=100", "evaluate_draft=200"], None)
+    evaluate = {
+        "max_tokens": 100,
+        "k": 3,
+        "ks": [1, 3, 5],
+        "temperatures": [0.0, 1.0],
+        "concurrency": [1, 8],
+        "untrained": False,
+    }
+    found = stages(known, rows(), evaluate=evaluate, tokenize={"evaluation_per_domain": 4})["evaluate_draft"]
+    answers = 48 * 100 * 2
+    # With one in flight 2 windows of 8 answers and 2 x 8 tokens before them, at a quarter of the speed of four; with eight 2 of 16.
+    one, eight = (2 * 8 * 100 + 2 * 8) * 4, 2 * 16 * 100 + 2 * 8 * 8
+    wanted = 4 * 60 + answers / 100 + 3 * answers / 200 + (one + eight) * (1 / 100 + 1 / 200)
+    assert found.seconds == pytest.approx(wanted)
+    assert "4 servings" in found.formula
+    assert (
+        "48 prompts x 100 tokens x 2 temperatures / 100 a second, and / 200 with the draft x 3 draft lengths"
+        in found.formula
+    )
+    assert "with 1, 8 in flight" in found.formula
+
+
+def test_starts_of_a_measured_evaluation_with_more_in_it(tmp_path: Path) -> None:
+    """What it spent on other draft lengths, temperatures and loads is not taken for the start of an engine."""
+
+    def measure(k: int, temperature: float) -> dict[str, Any]:
+        return {
+            "k": k, "temperature": temperature, "prompts": 10, "drafts": 90, "accepted": 100,
+            "tokens_per_second": {"plain": 20.0, "draft": 40.0},
+        }  # fmt: skip
+
+    windows = {"plain": [{"seconds": 3.0}, {"seconds": 4.0}], "draft": [{"seconds": 2.0}, {"seconds": 1.0}]}
+    run = _LATER | {
+        "evaluate": measure(3, 0.0) | {
+            "max_tokens": 96, "requests_at_once": 5, "untrained": None, "concurrency": [{"windows": windows}],
+            "sweep": [measure(k, temperature) for k in (1, 3) for temperature in (0.0, 1.0)],
+        },
+    }  # fmt: skip
+    # 200 tokens: twice without a draft, four times with one, and ten seconds of loads; the rest are three starts.
+    seconds = 2 * 200 / 20 + 4 * 200 / 40 + 10
+    run["seconds"] = _LATER["seconds"] | {"evaluate_draft": seconds + 3 * 25}
+    known = rates.measured(run_folder(tmp_path, run))
+    assert known.facts["serving_start"] == pytest.approx(25)
+    assert known.facts["requests_at_once"] == 5
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     found = stages(rates.Rates(), rows(), regenerate={"enabled": True})
     for stage in ("regenerate", "tokenize", "extract_shard", "train_draft", "evaluate_draft"):

@@ -17,7 +17,7 @@ from typing import Any
 from draftsmith import hardware
 from draftsmith.clean_gpus import leftovers
 from draftsmith.clean_gpus.ending import end
-from draftsmith.clean_gpus.holders import Holder, Look, in_container, look, orphans
+from draftsmith.clean_gpus.holders import Holder, Look, in_container, look, orphans, trees
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import write_json
@@ -79,13 +79,13 @@ def _end_orphans(config: Config, seen: Look, left: Sequence[Holder]) -> list[Hol
     on_gpus = [holder for holder in seen.holders if holder.owner == "orphan"]
     known = {holder.process for holder in on_gpus}
     every = on_gpus + [orphan for orphan in left if orphan.process not in known]
-    for orphan in every:
-        if config.clean.kill_orphans:
-            log(f"clean: ending {orphan.sentence()}")
-        else:
-            log(f"clean: an earlier run left {orphan.sentence()}; end it, or set clean.kill_orphans: true")
     if not config.clean.kill_orphans:
+        for orphan, below in trees(every):
+            more = f", and {below} below it" if below else ""
+            log(f"clean: an earlier run left {orphan.sentence()}{more}; end it, or set clean.kill_orphans: true")
         return []
+    for orphan in every:
+        log(f"clean: ending {orphan.sentence()}")
     end(every)
     return every
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
@@ -107,6 +108,20 @@ def orphans() -> list[Holder]:
         return []
     runs = {holder.run for holder in found if holder.pid in elsewhere}
     return [holder for holder in found if holder.owner == "orphan" and holder.run not in runs]
+
+
+def trees(holders: Sequence[Holder]) -> list[tuple[Holder, int]]:
+    """Those whose parent is not among ``holders``, each with how many of them descend from it.
+
+    A compiler that an import has begun is a shell, a build tool and a dozen compilers; one line is enough for it.
+    """
+    above: dict[int, set[int]] = {}
+    for holder in holders:
+        with suppress(psutil.Error):
+            above[holder.pid] = {parent.pid for parent in psutil.Process(holder.pid).parents()}
+    known = {holder.pid for holder in holders}
+    tops = [holder for holder in holders if not known & above.get(holder.pid, set())]
+    return [(top, len({pid for pid, parents in above.items() if top.pid in parents})) for top in tops]
 
 
 def _on_other_gpus() -> set[int] | None:

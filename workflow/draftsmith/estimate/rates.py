@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,12 +90,33 @@ def _evaluation(rates: Rates, results: Path, benchmarks: Path) -> None:
         return
     # The first token of an answer is nobody's draft.
     answer = (report["drafts"] + report["accepted"]) / report["prompts"] + 1
-    tokens = answer * report["prompts"]
     rates.facts["answer_tokens"] = min(answer, report.get("max_tokens") or answer)
     rates.rate["evaluate"], rates.rate["evaluate_draft"] = speeds["plain"], speeds["draft"]
+    if report.get("requests_at_once"):
+        rates.facts["requests_at_once"] = report["requests_at_once"]
     rates.source["evaluate_draft"] = f"measured in {results}"
     if (wall := benchmark_seconds(benchmarks / "evaluate_draft.tsv")) is not None:
-        rates.fixed["evaluate_draft"] = max(0.0, wall - tokens / speeds["plain"] - tokens / speeds["draft"])
+        servings, seconds = _served(report)
+        rates.facts["serving_start"] = max(0.0, wall - seconds) / servings
+
+
+def _served(report: Mapping[str, Any]) -> tuple[int, float]:
+    """How many servings an evaluation started, and the seconds in which they answered."""
+    measures = report.get("sweep") or [report]
+    seconds = 0.0
+    lengths: set[int | None] = set()
+    temperatures: set[float | None] = set()
+    for measure in measures:
+        tokens = measure["drafts"] + measure["accepted"] + measure["prompts"]
+        seconds += tokens / measure["tokens_per_second"]["draft"]
+        # Answers without a draft are those of all draft lengths.
+        if measure.get("temperature") not in temperatures:
+            seconds += tokens / measure["tokens_per_second"]["plain"]
+        lengths.add(measure.get("k"))
+        temperatures.add(measure.get("temperature"))
+    for load in report.get("concurrency") or []:
+        seconds += sum(window["seconds"] for windows in load["windows"].values() for window in windows)
+    return 1 + len(lengths) + bool(report.get("untrained")), seconds
 
 
 def _json(path: Path) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from draftsmith.config import Config
 from draftsmith.estimate.model import Rows, Time
 from draftsmith.estimate.rates import Rates
+from draftsmith.evaluate_draft import in_flight
 
 # The first load of a checkpoint of this size took 18 minutes (547 GB over a shared file system).
 _LOAD_BYTES_PER_SECOND = 0.5e9
@@ -91,26 +92,39 @@ class Stages:
     def _evaluation(self) -> Time:
         settings, rates = self.config.evaluate, self.rates
         answer = min(rates.facts.get("answer_tokens", settings.max_tokens), settings.max_tokens)
-        work = round(self.rows.prompts * answer)
+        temperatures = len({settings.temperature, *settings.temperatures})
+        lengths = len({settings.k, *settings.ks})
+        work = round(self.rows.prompts * answer) * temperatures
         plain = rates.rate.get("evaluate")
         # Without a figure of its own the draft is taken to save nothing.
         draft = rates.rate.get("evaluate_draft", plain)
-        servings = 3 if settings.untrained else 2
-        fixed, how = rates.fixed.get("evaluate_draft"), ""
-        if fixed is None:
-            fixed, how = (
-                servings * (rates.facts.get("load") or self.load),
-                f" ({servings} servings are started, as assumed)",
-            )
+        servings = 1 + lengths + settings.untrained
+        start, how = rates.facts.get("serving_start"), ""
+        if start is None:
+            start, how = rates.facts.get("load") or self.load, ", as assumed"
         time = Time(
-            stage="evaluate_draft", work=work, unit="tokens", rate=draft, fixed_seconds=fixed,
+            stage="evaluate_draft", work=work * lengths, unit="tokens", rate=draft, fixed_seconds=servings * start,
             source=rates.source.get("evaluate_draft", "unknown: give --rate evaluate=… and --rate evaluate_draft=…, or --measured results/NAME"),
             formula="-",
         )  # fmt: skip
         if plain is not None and draft is not None:
-            time.seconds = fixed + work / plain + work / draft
+            loaded = [(number, in_flight.tokens(number, answer)) for number in sorted(set(settings.concurrency))]
+            # Fewer requests than the rates were measured with: a step of the engine takes as long and gives that much less.
+            most = rates.facts.get("requests_at_once") or min(
+                self.config.tokenize.evaluation_per_domain or 1, self.config.engine.max_num_seqs
+            )
+            load = sum(tokens * max(1.0, most / number) * (1 / plain + 1 / draft) for number, tokens in loaded)
+            time.seconds = servings * start + work / plain + lengths * work / draft + load
             time.gpu_seconds = time.seconds * self.gpus
-            time.formula = f"{fixed:,.0f} s{how} + {self.rows.prompts} prompts x {answer:,.0f} tokens / {plain:,.0f} a second, and / {draft:,.0f} with the draft"
+            at = f" x {temperatures} temperatures" if temperatures > 1 else ""
+            of = f" x {lengths} draft lengths" if lengths > 1 else ""
+            flights = (
+                f" + {load:,.0f} s with {', '.join(str(number) for number, _ in loaded)} in flight" if loaded else ""
+            )
+            time.formula = (
+                f"{servings * start:,.0f} s ({servings} servings are started{how}) + {self.rows.prompts} prompts x {answer:,.0f} tokens{at}"
+                f" / {plain:,.0f} a second, and / {draft:,.0f} with the draft{of}{flights}"
+            )
         return time
 
 

@@ -20,7 +20,7 @@ def measure(core: Any, prompts: Sequence[Any], sampling: Any, limit: int) -> lis
     Each window answers twice as many requests as are in flight, at least 8, the same ones with and without a draft; where
     there are fewer ``prompts`` they come again. Returns of each window tokens, seconds and the requests that were sent.
     """
-    wanted = max(2 * limit, _FEWEST)
+    wanted = _requests(limit)
     chosen = [prompts[place % len(prompts)] for place in range(wanted)]
     short = sampling.clone()
     short.max_tokens = _WARM_TOKENS
@@ -31,6 +31,15 @@ def measure(core: Any, prompts: Sequence[Any], sampling: Any, limit: int) -> lis
         core.reset_prefix_cache()
         measured.append(window(core, chosen, sampling, limit, f"window-{number}"))
     return measured
+
+
+def tokens(limit: int, answer: float) -> float:
+    """Tokens that :func:`measure` makes with ``limit`` requests in flight and answers of ``answer`` tokens, at most."""
+    return _WINDOWS * _requests(limit) * answer + 2 * limit * _WARM_TOKENS
+
+
+def _requests(limit: int) -> int:
+    return max(2 * limit, _FEWEST)
 
 
 def window(core: Any, prompts: Sequence[Any], sampling: Any, limit: int, name: str) -> dict[str, Any]:
