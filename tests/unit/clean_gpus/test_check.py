@@ -177,9 +177,13 @@ def test_an_orphans_descendants_are_counted_in_its_line_and_ended_with_it(
         f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {middle!r}]); print('up', flush=True); time.sleep(600)"
     )
     deadline = time.monotonic() + 20
-    while len(below := psutil.Process(top).children(recursive=True)) < 3:
+    # A process has no environment to be known by until it has become another program.
+    while len(below := psutil.Process(top).children(recursive=True)) < 3 or any(
+        run_mark.read(process.pid).stage is None for process in below
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    cast.pids += [process.pid for process in below]
     cpu = parse({"engine": {"device": "cpu"}}, "test")
     assert clean_gpus.check(cpu) == []
     (line,) = (line for line in capfd.readouterr().err.splitlines() if "an earlier run left" in line)
