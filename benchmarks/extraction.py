@@ -10,10 +10,10 @@ One line of JSON for each repetition, one for the raw speed of the folder that i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
@@ -24,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
+import arguments
 import psutil
 import shapes
 import typer
@@ -44,7 +45,9 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens of one pass.")] = 0,
     lengths: Annotated[str, typer.Option(help="Lengths of prompts, drawn from.")] = "",
     repeats: Annotated[int, typer.Option(help="Passes of each way.")] = 3,
-    store: Annotated[Path, typer.Option(help="Folder that is written to.")] = Path("work/benchmarks/store"),
+    store: Annotated[
+        Path, typer.Option(help="Folder in which one is made that is written to, and removed at the end.")
+    ] = Path("work/benchmarks/store"),
     disk: Annotated[Path | None, typer.Option(help="Another folder, on a disk, that ours also writes to.")] = None,
     storage: Annotated[str, typer.Option(help="As extract.storage.")] = "target",
     file_tokens: Annotated[int, typer.Option(help="As extract.batch_tokens; 0: the default.")] = 0,
@@ -57,7 +60,7 @@ def main(
     """Run the comparison."""
     device = device or hardware.device()
     shape = shape or ("smollm2" if device == "cpu" else "llama-3-8b")
-    wanted = tuple(ways.split(","))
+    wanted = tuple(arguments.among(ways, WAYS, "--ways"))
     if device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         tokens, lengths = tokens or (4096 if quick else 32768), lengths or "128,256,512"
@@ -69,7 +72,11 @@ def main(
         # Several engines share the GPUs, so none may measure what is free and take it.
         extra = {"kv_cache_memory_bytes": 8 << 30} | extra
     logs.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="ds-bench-") as scratch:
+    told = {"store": str(store), "disk": str(disk) if disk else None}
+    with contextlib.ExitStack() as made:
+        scratch = made.enter_context(tempfile.TemporaryDirectory(prefix="ds-bench-"))
+        store = Path(made.enter_context(arguments.within(store)))
+        disk = Path(made.enter_context(arguments.within(disk))) if disk else None
         engine = {
             "device": device,
             "tp": tp,
@@ -89,7 +96,7 @@ def main(
             {"disk_": probe(disk, target, tokens, config)} if disk else {}
         )
         found = {f"{name}{key}": value for name, values in raw.items() for key, value in values.items()}
-        print(json.dumps({"store": str(store), "disk": str(disk) if disk else None, **found}), flush=True)
+        print(json.dumps({**told, **found}), flush=True)
         engines = [Engine(way, Path(scratch) / "spec.json", logs / f"extraction-{way}.log") for way in wanted]
         try:
             for engine_ in engines:
@@ -98,9 +105,6 @@ def main(
         finally:
             for engine_ in engines:
                 engine_.end()
-            for folder in (store, disk):
-                if folder is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
     print(
         json.dumps(
             {

@@ -32,11 +32,12 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import arguments
 import typer
-import yaml
 
 from draftsmith import hardware
-from draftsmith.config import parse
+from draftsmith.config import load
+from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json, write_json
 from draftsmith.workflow import Plan
 
@@ -48,19 +49,25 @@ ONCE = {"ks": [], "temperatures": [], "concurrency": [], "untrained": False, "mi
 
 def main(
     config: Annotated[Path, typer.Argument(help="The run's config file.")],
-    run: Annotated[Path, typer.Option(help="The run's working folder.")],
-    out: Annotated[Path, typer.Option(help="Folder for the peer's draft and its figures.")],
-    speculators: Annotated[Path | None, typer.Option(help="Folder with speculators 0.9.")] = None,
+    run: Annotated[Path, typer.Option(exists=True, file_okay=False, help="The run's working folder.")],
+    out: Annotated[Path, typer.Option(file_okay=False, help="Folder for the peer's draft and its figures.")],
+    speculators: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Folder with speculators 0.9.")
+    ] = None,
 ) -> None:
     """Train, serve and measure the peer's draft."""
-    plan = Plan(parse(yaml.safe_load(config.read_text()), str(config)))
+    plan = Plan(load(config))
     places, out = [speculators.resolve()] if speculators else [], out.resolve()
     os.chdir(run)
     results = Path("results").resolve() / plan.config.name
-    ours = read_json(results / "evaluate/evaluate.json")
+    ours, trained = read_json(results / "evaluate/evaluate.json"), read_json(results / "train/train.json")
     asked = plan.config.evaluate
-    measured = {name: (ours[name], getattr(asked, name)) for name in ("k", "temperature", "max_tokens")}
-    for name, (had, wants) in measured.items():
+    for name in ("k", "temperature", "max_tokens"):
+        had, wants = ours.get(name), getattr(asked, name)
+        if had is None:
+            sys.exit(
+                f"{results / 'evaluate/evaluate.json'}: tells no {name}, as an older version wrote it; evaluate the run again"
+            )
         if had != wants:
             sys.exit(
                 f"{config}: evaluate.{name} is {wants}, and the run was measured with {had}; give the run's own config"
@@ -70,7 +77,13 @@ def main(
     (out / "train").mkdir(parents=True, exist_ok=True)
 
     seconds = {}
-    spec = {"config": json.loads(plan.whole), "results": str(results), "out": str(out)}
+    spec = {
+        "config": json.loads(plan.whole),
+        "results": str(results),
+        "out": str(out),
+        "training": trained["fingerprint"],
+    }
+    check_out(out, spec)
     write_json(out / "spec.json", spec)
     training = [str(HERE / "peer_training.py"), str(out / "spec.json")]
     seconds["train"] = step(out, "train", training, out / "train/train.json", places)
@@ -89,11 +102,23 @@ def main(
     seconds["evaluate"] = step(out, "evaluate", evaluation, out / "evaluate/evaluate.json", variables=whole)
 
     lines = [
-        line("ours", ours, read_json(results / "train/train.json")),
+        line("ours", ours, trained),
         line("speculators", read_json(out / "evaluate/evaluate.json"), read_json(out / "train/train.json")),
     ]
     for each in [*lines, ratios(*lines) | {"device": hardware.device(), "wall_seconds": seconds}]:
         print(json.dumps(each), flush=True)
+
+
+def check_out(out: Path, spec: dict[str, Any]) -> None:
+    """Fail where ``out`` has what was made for another run, config or training: its figures would be taken for this one's."""
+    if not (out / "spec.json").exists():
+        return
+    had = read_json(out / "spec.json")
+    other = [name for name in ("config", "results", "training") if had.get(name) != spec[name]]
+    if other:
+        raise DraftsmithError(
+            f"{out}: was made for another run ({', '.join(other)} differ); give another folder as --out, or delete it"
+        )
 
 
 def evaluation_settings(plan: Plan) -> str:
@@ -149,4 +174,4 @@ def ratios(ours: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    arguments.run(main)

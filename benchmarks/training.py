@@ -19,12 +19,12 @@ sys.path.append(sys.path.pop(0))
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
 
+import arguments
 import shapes
 import torch
 import typer
@@ -33,6 +33,8 @@ from draftsmith import hardware, store
 from draftsmith.files import write_json
 
 HERE = Path(__file__).parent
+WAYS = ("ours", "speculators", "ours-head")
+SHAPES = ("llama-3-8b", "tiny")
 # Share of a row that is its prompt.
 PROMPT = 0.25
 
@@ -45,14 +47,21 @@ def main(
     ttt_steps: Annotated[
         str, typer.Option(help="As train.ttt_steps; several with commas between, on the same states.")
     ] = "3",
-    pack_tokens: Annotated[int, typer.Option(help="As train.pack_tokens.")] = 0,
-    packs: Annotated[int, typer.Option(help="Packs in the store.")] = 8,
+    pack_tokens: Annotated[int, typer.Option(min=0, help="As train.pack_tokens.")] = 0,
+    packs: Annotated[int, typer.Option(min=1, help="Packs in the store.")] = 8,
     lengths: Annotated[str, typer.Option(help="Lengths of rows, taken in turn.")] = "",
-    draft_vocab: Annotated[int, typer.Option(help="Tokens of the draft vocabulary.")] = 0,
-    steps: Annotated[int, typer.Option(help="Optimiser steps of a window.")] = 0,
-    windows: Annotated[int, typer.Option(help="Windows that count; one before them does not.")] = 3,
-    folder: Annotated[Path, typer.Option("--store", help="Folder for the states.")] = Path("work/benchmarks/training"),
-    speculators: Annotated[Path | None, typer.Option(help="Folder with speculators 0.9.")] = None,
+    draft_vocab: Annotated[int, typer.Option(min=0, help="Tokens of the draft vocabulary.")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="Optimiser steps of a window.")] = 0,
+    windows: Annotated[int, typer.Option(min=1, help="Windows that count; one before them does not.")] = 3,
+    folder: Annotated[
+        Path,
+        typer.Option(
+            "--store", file_okay=False, help="Folder in which one for the states is made, and removed at the end."
+        ),
+    ] = Path("work/benchmarks/training"),
+    speculators: Annotated[
+        Path | None, typer.Option(exists=True, file_okay=False, help="Folder with speculators 0.9.")
+    ] = None,
     train: Annotated[str, typer.Option(help="More keys of the config's section train, as JSON.")] = "{}",
     quick: Annotated[bool, typer.Option(help="A size that takes a minute on two CPU cores.")] = False,
     profile: Annotated[
@@ -62,22 +71,24 @@ def main(
 ) -> None:
     """Run the comparison."""
     small = quick or hardware.device() == "cpu"
-    shape = shape or ("tiny" if small else "llama-3-8b")
-    wanted = ways.split(",") if ways else ["ours", *(["speculators"] if speculators else [])]
+    shape = arguments.among(shape or ("tiny" if small else "llama-3-8b"), SHAPES, "--shape")[0]
+    wanted = arguments.among(ways or ("ours,speculators" if speculators else "ours"), WAYS, "--ways")
+    aheads = arguments.numbers(ttt_steps, "--ttt-steps")
     spec: dict[str, Any] = {
         "pack_tokens": pack_tokens or (512 if small else 8192),
         "draft_vocab": draft_vocab or (160 if small else 32000), "steps": steps or (5 if small else 10), "windows": windows,
-        "lengths": [int(n) for n in (lengths or ("64,128,256" if small else "1024,2048,4096")).split(",")], "packs": packs,
-        "train": json.loads(train), "profile": profile, "folder": str(folder.resolve()), "shape": shape,
+        "lengths": arguments.numbers(lengths or ("64,128,256" if small else "1024,2048,4096"), "--lengths"), "packs": packs,
+        "train": arguments.mapping(train, "--train"), "profile": profile, "shape": shape,
     }  # fmt: skip
+    if max(spec["lengths"]) > spec["pack_tokens"]:
+        raise typer.BadParameter(
+            f"a row of {max(spec['lengths'])} tokens does not go into a pack of {spec['pack_tokens']}"
+        )
     logs.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        spec |= prepare(folder.resolve(), spec)
-        for steps_ahead in map(int, ttt_steps.split(",")):
+    with arguments.within(folder) as made:
+        spec |= {"folder": made} | prepare(Path(made), spec)
+        for steps_ahead in aheads:
             _compare(wanted, spec | {"ttt_steps": steps_ahead}, speculators, logs)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _compare(wanted: list[str], spec: dict[str, Any], speculators: Path | None, logs: Path) -> None:
@@ -182,4 +193,4 @@ def _run(way: str, spec: dict[str, Any], speculators: Path | None, log: Path) ->
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    arguments.run(main)

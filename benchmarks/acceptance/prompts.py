@@ -157,6 +157,9 @@ def prompts(domain: str, kept: bool, count: int) -> Iterator[str]:
     """``count`` different prompts of a domain about things that are kept for the evaluation, or about the others."""
     listed, ask = DOMAINS[domain]
     things = [thing for thing in listed() if held_out(thing) == kept]
+    if not things:
+        # As where Python finds no time zones, which a slim system leaves out.
+        raise SystemExit(f"{domain}: this Python knows of no {listed.__name__}; for cities, install the package tzdata")
     chance = random.Random(f"{domain} {kept}")
     seen: set[str] = set()
     for _ in range(200 * count):
@@ -170,19 +173,22 @@ def prompts(domain: str, kept: bool, count: int) -> Iterator[str]:
 
 
 def main(
-    folder: Path,
-    train: Annotated[int, typer.Option(help="Prompts to train on, of all domains together.")] = 6000,
-    held: Annotated[int, typer.Option("--held-out", help="Prompts of each domain for the evaluation.")] = 20,
+    folder: Annotated[Path, typer.Argument(file_okay=False, help="Folder for the two files.")],
+    train: Annotated[int, typer.Option(min=len(DOMAINS), help="Prompts to train on, of all domains together.")] = 6000,
+    held: Annotated[int, typer.Option("--held-out", min=1, help="Prompts of each domain for the evaluation.")] = 20,
 ) -> None:
-    """Write both files."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Write both files, or none."""
+    texts: dict[str, list[str]] = {}
     for name, kept, count in (("train", False, train // len(DOMAINS)), ("held-out", True, held)):
         lines = [
             {"id": f"{name}-{domain}-{number}", "domain": domain, "prompt": text} | ({"split": "evaluation"} if kept else {})
             for domain in DOMAINS for number, text in enumerate(prompts(domain, kept, count))
         ]  # fmt: skip
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-        print(f"{folder / name}.jsonl: {len(lines)} prompts")
+        texts[f"{name}.jsonl"] = [json.dumps(line) + "\n" for line in lines]
+    folder.mkdir(parents=True, exist_ok=True)
+    for file, written in texts.items():
+        (folder / file).write_text("".join(written))
+        print(f"{folder / file}: {len(written)} prompts")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from draftsmith import hardware
-from draftsmith.config import Config, parse
+from draftsmith.config import Config, load, parse
+from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json
+
+# Behind the standard library, of which the benchmarks' folder has a namesake.
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import arguments
+
+HERE = Path(__file__).resolve().parent
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -47,32 +54,41 @@ ALIKE: dict[str, dict[str, Any]] = {
 
 
 def main(
-    config: Path,
-    run: Annotated[Path, typer.Option(help="Folder with results/NAME and the store.")] = Path("."),
+    config: Annotated[Path, typer.Argument(help="The run's config file.")],
+    run: Annotated[
+        Path, typer.Option(exists=True, file_okay=False, help="Folder with results/NAME and the store.")
+    ] = Path("."),
     out: Annotated[Path, typer.Option(help="Folder for the variants.")] = Path("work/variants"),
     only: Annotated[str, typer.Option(help="Names of the variants, with commas between.")] = "",
-    parallel: Annotated[int, typer.Option(help="Variants at a time.")] = 4,
+    parallel: Annotated[int, typer.Option(min=1, help="Variants at a time.")] = 4,
     changes: Annotated[str, typer.Option(help="Keys changed for all of them, as JSON.")] = "{}",
     one: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
-    """Run the variants."""
+    """Run the variants; the exit code is 1 where one of them failed."""
+    config, out = config.resolve(), out.resolve()
+    # Paths of the run, such as that of its store, are relative to it.
+    os.chdir(run)
+    changed = arguments.mapping(changes, "--changes")
+    names = [one] if one else arguments.among(only or ",".join(VARIANTS), VARIANTS, "--only")
+    for name in names:
+        check_results(Path("results") / settings(name, config, changed).name)
     if one:
-        make(one, config, run, out / one, json.loads(changes))
+        make(one, settings(one, config, changed, out / one), out / one)
         return
     out.mkdir(parents=True, exist_ok=True)
-    names = only.split(",") if only else list(VARIANTS)
-    command = [sys.executable, __file__, str(config), "--run", str(run), "--out", str(out), "--changes", changes]
+    command = [sys.executable, str(HERE / "variants.py"), str(config), "--out", str(out), "--changes", changes]
 
-    def begin(name: str) -> None:
+    def begin(name: str) -> bool:
         with open(out / f"{name}.log", "w") as log:
             code = subprocess.run([*command, "--one", name], stdout=log, stderr=log, env=os.environ).returncode
         line = (
             read_json(out / name / "line.json") if code == 0 else {"failed": (out / f"{name}.log").read_text()[-1500:]}
         )
         print(json.dumps({"variant": name, "changes": VARIANTS[name], **line}), flush=True)
+        return code == 0
 
     with ThreadPoolExecutor(parallel) as threads:
-        list(threads.map(begin, names))
+        sys.exit(not all(list(threads.map(begin, names))))
 
 
 def merged(*given: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -80,20 +96,41 @@ def merged(*given: dict[str, dict[str, Any]]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for each in given:
         for section, keys in each.items():
-            values[section] = values.get(section, {}) | keys if isinstance(keys, dict) else keys
+            had = values.get(section)
+            values[section] = had | keys if isinstance(had, dict) and isinstance(keys, dict) else keys
     return values
 
 
-def make(name: str, file: Path, run: Path, out: Path, changes: dict[str, Any]) -> None:
-    """One variant: its draft, its evaluation and ``line.json``."""
+def settings(name: str, file: Path, changes: dict[str, Any], out: Path | None = None) -> Config:
+    """The variant's config; where its states are extracted anew, they go to a store below ``out``."""
+    variant, given = VARIANTS[name], load(file).model_dump(mode="json", exclude_unset=True)
+    store = {"extract": {"store": str(out / "store")}} if out is not None and "extract" in variant else {}
+    # With a KV cache of a given size an engine does not look at how much memory is free, which others change meanwhile.
+    args = {"kv_cache_memory_bytes": 2 << 30} | given.get("engine", {}).get("args", {})
+    cache = {"engine": {"args": args}} if hardware.device() == "cuda" else {}
+    return parse(merged(given, ALIKE, cache, changes, variant, store), f"{file} with the variant {name}")
+
+
+def check_results(results: Path) -> None:
+    """Fail unless the run has come as far as a variant needs it."""
+    for name in (
+        "target.json",
+        "tokenize/rows.parquet",
+        "tokenize/prompts.jsonl",
+        "extract/manifest.json",
+        "vocabulary/vocabulary.safetensors",
+    ):
+        if not (results / name).is_file():
+            raise DraftsmithError(
+                f"{results.resolve() / name}: no such file; give the folder in which the run of this config was made as --run"
+            )
+
+
+def make(name: str, config: Config, out: Path) -> None:
+    """One variant, in the run's folder: its draft, its evaluation and ``line.json``."""
     from draftsmith import evaluate_draft, export_draft, map_vocabulary, train_draft
 
-    given, variant = yaml.safe_load(file.read_text()), VARIANTS[name]
-    store = {"extract": {"store": str((out / "store").resolve())}} if "extract" in variant else {}
-    # With a KV cache of a given size an engine does not look at how much memory is free, which others change meanwhile.
-    cache = {"engine": {"args": {"kv_cache_memory_bytes": 2 << 30}}} if hardware.device() == "cuda" else {}
-    config = parse(merged(given, ALIKE, cache, changes, variant, store), name)
-    results = run / "results" / config.name
+    variant, results = VARIANTS[name], Path("results") / config.name
     out.mkdir(parents=True, exist_ok=True)
     target, rows, manifest = (
         results / "target.json",
@@ -154,4 +191,4 @@ def _extract(config: Config, target: Path, rows: Path, out: Path) -> Path:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    arguments.run(main)

@@ -30,11 +30,16 @@ def test_extraction_beside_prefill(repo: Path, tmp_path: Path) -> None:
     assert last["ratio_disk_to_prefill"] > 0
     assert last["ours_peak_host_gb"] > 0
     assert set(last["ours_start"]["startup"]) == {"import", "load", "attach"}
-    assert not (tmp_path / "store").exists()
+    assert list((tmp_path / "store").iterdir()) == list((tmp_path / "disk").iterdir()) == []
 
 
 def test_training_from_the_store(repo: Path, tmp_path: Path) -> None:
-    """The stage alone, on a target of 64 numbers a token; speculators is only measured where its folder is given."""
+    """The stage alone, on a target of 64 numbers a token; speculators is only measured where its folder is given.
+
+    What was in the folder before stays there.
+    """
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/states.safetensors").write_text("of another run")
     done = subprocess.run(
         [
             sys.executable, str(repo / "benchmarks/training.py"), "--quick", "--packs", "2", "--steps", "2", "--windows", "1",
@@ -51,7 +56,7 @@ def test_training_from_the_store(repo: Path, tmp_path: Path) -> None:
     assert len(way["loss"]) == 3
     # Three layers and the final state of 1,024 tokens, 64 float32 each.
     assert last["stored_gb"] * 1e9 >= 1024 * 4 * 64 * 4
-    assert not (tmp_path / "store").exists()
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["states.safetensors"]
 
 
 def test_tokenize_beside_a_plain_map(repo: Path, tmp_path: Path) -> None:

@@ -111,9 +111,36 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "a window that SGLang does not have",
-        {"train": {"attention_window": 512}, "export": {"layouts": ["hf", "sglang"]}},
+        {"train": {"attention_window": 512, "norm_before_residual": False}, "export": {"layouts": ["hf", "sglang"]}},
         "my.yaml: export.layouts: SGLang's draft always sees the whole context, so train.attention_window (512) cannot be "
         "served by it; leave sglang out or the window unset",
+    ),
+    (
+        "a switch that SGLang does not know, which is the default",
+        {"export": {"layouts": ["sglang"]}},
+        "my.yaml: export.layouts: SGLang runs every draft as if norm_before_residual were false; set "
+        "train.norm_before_residual: false, or leave sglang out",
+    ),
+    (
+        "layers that SGLang cannot hand out",
+        {"train": {"norm_before_residual": False}, "export": {"layouts": ["sglang"]}, "target": {"layers": [0, 2, 4]}},
+        "my.yaml: export.layouts: SGLang takes the outputs of three layers, and target.layers ([0, 2, 4]) names inputs; "
+        "choose three ids above 0, or leave sglang out",
+    ),
+    (
+        "a switch for a number",
+        {"train": {"attention_window": True}},
+        "my.yaml: train.attention_window: true and false are no value of this key; config/README.md tells what it takes",
+    ),
+    (
+        "a switch in a list of numbers",
+        {"evaluate": {"ks": [1, True]}},
+        "my.yaml: evaluate.ks: true and false are no value of this key; config/README.md tells what it takes",
+    ),
+    (
+        "a temperature that vLLM raises",
+        {"evaluate": {"temperatures": [0, 0.001]}},
+        "my.yaml: evaluate.temperatures.1: vLLM samples at 0.01 where 0.001 is asked for; write 0 or at least 0.01",
     ),
 ]
 

@@ -18,7 +18,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.train_draft.dataset import Row
 from draftsmith.workflow import Plan
 
-MODULES = ("peer", "peer_training", "speculators_step")
+MODULES = ("arguments", "peer", "peer_training", "speculators_step")
 
 
 @pytest.fixture
@@ -53,6 +53,18 @@ def test_a_line_for_each_draft_and_the_ratio(benchmarks: SimpleNamespace) -> Non
     }  # fmt: skip
     assert (peer["draft"], peer["trained_weights"]) == ("speculators", 70)
     assert benchmarks.peer.ratios(ours, peer) == {"ours_over_peer": 1.2, "per_domain": {"chat": 1.5, "code": 0.9}}
+
+
+def test_figures_of_another_training_are_not_taken_for_this_ones(benchmarks: SimpleNamespace, tmp_path: Path) -> None:
+    spec = {"config": {"name": "a"}, "results": "/run/results/a", "out": str(tmp_path), "training": "1234"}
+    benchmarks.peer.check_out(tmp_path, spec)
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    benchmarks.peer.check_out(tmp_path, spec)
+    for name, other in (("training", "5678"), ("config", {"name": "b"}), ("results", "/else")):
+        with pytest.raises(
+            DraftsmithError, match=rf"was made for another run \({name} differ\); give another folder as --out"
+        ):
+            benchmarks.peer.check_out(tmp_path, spec | {name: other})
 
 
 def test_only_the_main_serving_is_measured_and_nothing_fails_for_a_low_figure(benchmarks: SimpleNamespace) -> None:

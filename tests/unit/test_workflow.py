@@ -180,3 +180,19 @@ def test_a_draft_to_go_on_from_is_looked_for_at_once_and_its_files_are_known(tmp
     given.check_sources()
     assert given.initial_draft_files == [str(tmp_path / "config.json"), str(tmp_path / "model.safetensors")]
     assert plan().initial_draft_files == []
+
+
+def test_a_draft_that_the_run_itself_writes_is_none_to_begin_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever way it is written; another run's is one."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("mine", "other"):
+        (tmp_path / "results" / name / "draft").mkdir(parents=True)
+        (tmp_path / "results" / name / "draft/config.json").write_text("{}")
+    for path in ("results/mine/draft", "results/../results/mine/draft", str(tmp_path / "results/mine/draft")):
+        with pytest.raises(DraftsmithError, match="lies in results/mine, which this run writes; give this run another"):
+            plan(name="mine", data={"sources": [{"path": "hub:a/b"}]}, train={"initial_draft": path}).check_sources()
+    plan(
+        name="mine", data={"sources": [{"path": "hub:a/b"}]}, train={"initial_draft": "results/other/draft"}
+    ).check_sources()

@@ -14,20 +14,41 @@ from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from draftsmith.errors import DraftsmithError
 
+
+def _sampled_as_asked(temperature: float) -> float:
+    # vLLM raises what lies between to 0.01 (sampling_params.py), and the figures would bear another temperature's name.
+    if 0 < temperature < 0.01:
+        raise ValueError(f"vLLM samples at 0.01 where {temperature:g} is asked for; write 0 or at least 0.01")
+    return temperature
+
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0), AfterValidator(_sampled_as_asked)]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Layout = Literal["sglang", "hf"]
+# SGLang's llama_eagle3.py takes the raw state as residual, and feeds back what its norm has not touched.
+SGLANG = {"norm_before_residual": False, "fc_norm": False, "norm_output": False}
 
 
 class Section(BaseModel):
     """A group of keys; unknown ones are refused, since a misspelt key would silently be a default."""
 
     model_config = ConfigDict(extra="forbid", validate_default=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch(cls, value: Any, info: ValidationInfo) -> Any:
+        # Python takes true for 1: a window of one position, where somebody meant to switch it on.
+        given = value if isinstance(value, list) else [value]
+        is_switch = cls.model_fields[str(info.field_name)].annotation in (bool, bool | None)
+        if not is_switch and any(isinstance(each, bool) for each in given):
+            raise ValueError("true and false are no value of this key; config/README.md tells what it takes")
+        return value
 
 
 class Target(Section):
@@ -352,9 +373,9 @@ class Evaluate(Section):
     """More draft lengths to measure, such as [1, 2, 3, 4, 5, 6, 7]; each is one more start of the engine."""
     max_tokens: Positive = 96
     """Longest answer, in tokens."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Temperature = 0.0
     """Sampling temperature; at 0 the outputs must equal plain greedy decoding."""
-    temperatures: list[Annotated[float, Field(ge=0)]] = []
+    temperatures: list[Temperature] = []
     """More temperatures to measure at each draft length, such as [0, 1]; in the same engine, all prompts once more for each."""
     concurrency: list[Positive] = []
     """Numbers of requests in flight, such as [1, 8, 32], at which tokens/s are measured with and without the draft."""
@@ -405,16 +426,34 @@ def check_consistent(config: Config, origin: str) -> None:
             f"{origin}: train.pack_tokens ({config.train.pack_tokens}) must hold the longest row, "
             f"tokenize.max_length ({config.tokenize.max_length})"
         )
-    if config.train.attention_window is not None and "sglang" in config.export.layouts:
-        raise DraftsmithError(
-            f"{origin}: export.layouts: SGLang's draft always sees the whole context, so train.attention_window "
-            f"({config.train.attention_window}) cannot be served by it; leave sglang out or the window unset"
-        )
+    if "sglang" in config.export.layouts:
+        _check_sglang(config, origin)
     most = max(config.evaluate.concurrency, default=0)
     if most > config.engine.max_num_seqs:
         raise DraftsmithError(
             f"{origin}: evaluate.concurrency asks for {most} requests in flight, and the engine works on "
             f"{config.engine.max_num_seqs} at once; raise engine.max_num_seqs"
+        )
+
+
+def _check_sglang(config: Config, origin: str) -> None:
+    """Fail before anything is trained that SGLang would run otherwise; the export knows the layers that are not named here."""
+    for name, right in SGLANG.items():
+        if getattr(config.train, name) != right:
+            raise DraftsmithError(
+                f"{origin}: export.layouts: SGLang runs every draft as if {name} were {str(right).lower()}; set train.{name}: "
+                f"{str(right).lower()}, or leave sglang out"
+            )
+    if config.train.attention_window is not None:
+        raise DraftsmithError(
+            f"{origin}: export.layouts: SGLang's draft always sees the whole context, so train.attention_window "
+            f"({config.train.attention_window}) cannot be served by it; leave sglang out or the window unset"
+        )
+    layers = config.target.layers
+    if layers is not None and (len(layers) != 3 or 0 in layers):
+        raise DraftsmithError(
+            f"{origin}: export.layouts: SGLang takes the outputs of three layers, and target.layers ({layers}) names inputs; "
+            "choose three ids above 0, or leave sglang out"
         )
 
 

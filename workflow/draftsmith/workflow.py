@@ -74,9 +74,17 @@ class Plan:
                     f"{source.path}: no such file or folder; correct the config key data.sources.{place}.path"
                 )
         draft = self.config.train.source
-        if draft is not None and not (draft / "config.json").is_file():
+        if draft is None:
+            return
+        if not (draft / "config.json").is_file():
             raise DraftsmithError(
                 f"{draft}: no folder of a draft, with a config.json; correct the config key train.initial_draft"
+            )
+        results = Path("results") / self.config.name
+        if draft.resolve().is_relative_to(results.resolve()):
+            # Snakemake would only tell of a cycle, and the export would take the place of what training began with.
+            raise DraftsmithError(
+                f"{draft}: train.initial_draft lies in {results}, which this run writes; give this run another name, or copy the draft"
             )
 
     @property

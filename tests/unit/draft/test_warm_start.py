@@ -228,4 +228,73 @@ def test_vocabulary_of_a_source(make_source: Callable[..., Source]) -> None:
     with pytest.raises(DraftsmithError, match=r"train\.initial_draft: d2t of .* target's 10 tokens"):
         source_vocabulary(folder, 10)
     del source.tensors["d2t"]
+    with pytest.raises(DraftsmithError, match=r"has no d2t, and its lm_head gives 12 of the target's 40 tokens"):
+        source_vocabulary(source.write(), 40)
+    source.tensors["lm_head.weight"] = torch.ones(40, 16)
     assert source_vocabulary(source.write(), 40).tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_its_map_a_source_is_not_said_to_lack_a_run_of_another_stage(
+    layout: str, make_source: Callable[..., Source]
+) -> None:
+    source = make_source(layout)
+    del source.tensors["d2t"]
+    with pytest.raises(DraftsmithError, match=r"^train\.initial_draft: .* has no d2t, and its lm_head gives 12 .*\?$"):
+        source.taken()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_weight_that_is_no_number_is_named_before_the_first_step(
+    value: float, make_source: Callable[..., Source]
+) -> None:
+    source = make_source()
+    source.tensors["fc.weight"] = source.tensors["fc.weight"].clone()
+    source.tensors["fc.weight"][3, 1] = value
+    with pytest.raises(DraftsmithError, match=r"fc\.weight of .* has values that are not finite"):
+        source.taken()
+
+
+def _cut(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
+
+
+def _page_of_a_proxy(folder: Path) -> None:
+    (folder / "model.safetensors").write_text("<html>404</html>")
+
+
+def _lost_part(folder: Path) -> None:
+    index = {"weight_map": {"fc.weight": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _index_of_nothing(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text("{}")
+
+
+def _list_of_settings(folder: Path) -> None:
+    (folder / "config.json").write_text("[1]")
+
+
+def _half_of_the_settings(folder: Path) -> None:
+    (folder / "config.json").write_text('{"a": ')
+
+
+@pytest.mark.parametrize(
+    "harm", [_cut, _page_of_a_proxy, _lost_part, _index_of_nothing, _list_of_settings, _half_of_the_settings]
+)
+def test_a_damaged_folder_is_one_sentence_with_its_mend(
+    harm: Callable[[Path], None], make_source: Callable[..., Source]
+) -> None:
+    source = make_source()
+    folder = source.write()
+    harm(folder)
+    with pytest.raises(DraftsmithError, match=r"^train\.initial_draft: [^\n]*(copy or fetch|is it all there)[^\n]*$"):
+        initial_draft(source.shape, source.draft.embed_tokens, source.teacher.head, source.d2t, 0, folder)
+
+
+def test_a_tensor_under_two_names_is_refused(make_source: Callable[..., Source]) -> None:
+    source = make_source()
+    source.tensors["model.norm.weight"] = source.tensors["norm.weight"] * 2
+    with pytest.raises(DraftsmithError, match=r"has \['model\.norm\.weight'\] under another name as well"):
+        source.taken()

@@ -126,6 +126,12 @@ def test_a_serving_that_was_killed_goes_on_behind_its_last_measure(engine: Engin
     assert engine.starts == [("plain", ["answers-at-1"]), ("draft-3", ["answers-at-0", "answers-at-1"])]
 
 
+def test_temperatures_that_differ_in_the_last_digits_are_measures_of_their_own(engine: Engine, tmp_path: Path) -> None:
+    told = evaluate(tmp_path, temperatures=[0.7000001, 0.7000002])
+    assert engine.starts[0] == ("plain", ["answers-at-0", "answers-at-0.7000001", "answers-at-0.7000002"])
+    assert [each["temperature"] for each in told["sweep"]] == [0, 0.7000001, 0.7000002]
+
+
 def test_longer_answers_are_measured_anew(engine: Engine, tmp_path: Path) -> None:
     evaluate(tmp_path)
     engine.starts.clear()

@@ -8,7 +8,7 @@ switch that stands otherwise, would be another draft under the same name, so eac
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ def source_tensors(folder: Path) -> dict[str, Tensor]:
         raise DraftsmithError(
             f"train.initial_draft: {folder} has no config.json; name the folder of an EAGLE-3 draft on this machine"
         )
-    names = tensor_files(folder)
+    names = _readable(folder, tensor_files)
     if not names and (folder / _PICKLE).is_file():
         raise DraftsmithError(
             f"train.initial_draft: {folder / _PICKLE} is a pickle, which is not loaded; write it as safetensors: "
@@ -48,7 +48,39 @@ def source_tensors(folder: Path) -> dict[str, Tensor]:
         )
     if not names:
         raise DraftsmithError(f"train.initial_draft: {folder} has no *.safetensors; is it all there?")
-    return {_own_name(name): tensor for name, tensor in read_tensors(folder, names).items()}
+    tensors = {
+        _own_name(name): tensor for name, tensor in _readable(folder, lambda place: read_tensors(place, names)).items()
+    }
+    if len(tensors) < len(names):
+        twice = sorted(name for name in names if name != _own_name(name) and _own_name(name) in names)
+        raise DraftsmithError(
+            f"train.initial_draft: {folder} has {twice} under another name as well; leave one file or name of each in it"
+        )
+    return tensors
+
+
+def _readable(folder: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    """What ``read`` gives of ``folder``; one sentence where a file is cut, lost, or none of its format."""
+    from safetensors import SafetensorError
+
+    try:
+        return read(folder)
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise DraftsmithError(
+            f"train.initial_draft: the weights of {folder} cannot be read ({said}); copy or fetch them again"
+        ) from error
+
+
+def source_settings(folder: Path) -> dict[str, Any]:
+    """Content of the source's config.json."""
+    try:
+        settings = read_json(folder / "config.json")
+    except (DraftsmithError, UnicodeDecodeError):
+        settings = None
+    if not isinstance(settings, dict):
+        raise DraftsmithError(f"train.initial_draft: config.json of {folder} is no JSON object; copy or fetch it again")
+    return settings
 
 
 def source_vocabulary(folder: Path, target_vocab: int) -> Tensor:
@@ -56,9 +88,9 @@ def source_vocabulary(folder: Path, target_vocab: int) -> Tensor:
     from draftsmith.draft.teacher import target_ids
 
     try:
-        return target_ids(_mapping(source_tensors(folder).get("d2t"), target_vocab), target_vocab)
+        return target_ids(_mapping(folder, source_tensors(folder), target_vocab), target_vocab)
     except DraftsmithError as error:
-        if "d2t" not in str(error):
+        if str(error).startswith("train.initial_draft"):
             raise
         raise DraftsmithError(
             f"train.initial_draft: d2t of {folder} does not ascend within the target's {target_vocab} tokens; "
@@ -87,9 +119,10 @@ def warm_weights(
     be compared with it. Raises :class:`DraftsmithError` naming the first key or tensor that does not fit.
     """
     tensors = source_tensors(folder)
-    settings = read_json(folder / "config.json")
+    settings = source_settings(folder)
     _check_settings(folder, settings, shape)
-    _check_vocabulary(folder, tensors.pop("d2t", None), shape, d2t)
+    _check_vocabulary(folder, tensors, shape, d2t)
+    tensors.pop("d2t", None)
     tensors.pop("t2d", None)
     own = tensors.pop(_EMBEDDING, None)
     if own is not None and len(embedding):
@@ -110,6 +143,11 @@ def warm_weights(
                 f"{list(wanted[name].shape)}; {mend}"
             )
     warm = {name: tensor.float() for name, tensor in tensors.items()}
+    for name, tensor in warm.items():
+        if not bool(tensor.isfinite().all()):
+            raise DraftsmithError(
+                f"train.initial_draft: {name} of {folder} has values that are not finite; name a draft that was trained well"
+            )
     # vLLM multiplies the draft's logits with it; here, and in what is exported, it is in the head.
     scale = float(settings.get("logit_scale") or 1.0)
     if scale != 1.0:
@@ -170,10 +208,10 @@ def _sight(window: int | None) -> str:
     return "on the whole context" if window is None else f"with a window of {window} positions"
 
 
-def _check_vocabulary(folder: Path, has: Tensor | None, shape: DraftShape, d2t: Tensor) -> None:
+def _check_vocabulary(folder: Path, tensors: Mapping[str, Tensor], shape: DraftShape, d2t: Tensor) -> None:
     import torch
 
-    has = _mapping(has, shape.target_vocab)
+    has = _mapping(folder, tensors, shape.target_vocab)
     if not torch.equal(has, d2t):
         raise DraftsmithError(
             f"train.initial_draft: d2t of {folder} names another draft vocabulary ({len(has)} tokens) than this run has "
@@ -181,11 +219,20 @@ def _check_vocabulary(folder: Path, has: Tensor | None, shape: DraftShape, d2t: 
         )
 
 
-def _mapping(has: Tensor | None, target_vocab: int) -> Tensor:
+def _mapping(folder: Path, tensors: Mapping[str, Tensor], target_vocab: int) -> Tensor:
+    """d2t int64 [Vd] of the source."""
     import torch
 
+    given, head = tensors.get("d2t"), tensors.get("lm_head.weight")
     # Without one the draft has the target's whole vocabulary.
-    return torch.zeros(target_vocab, dtype=torch.int64) if has is None else has.to(torch.int64).cpu()
+    mapping = torch.zeros(target_vocab, dtype=torch.int64) if given is None else given.to(torch.int64).cpu()
+    if head is not None and len(head) != len(mapping):
+        has = "no d2t" if given is None else f"a d2t of {len(mapping)} tokens"
+        raise DraftsmithError(
+            f"train.initial_draft: {folder} has {has}, and its lm_head gives {len(head)} of the target's {target_vocab} tokens; "
+            "is it a draft of this target, with all its tensors?"
+        )
+    return mapping
 
 
 def _check_embedding(folder: Path, own: Tensor, embedding: Tensor) -> None:

@@ -32,7 +32,8 @@ class Measure:
     def name(self) -> str:
         """Name of the file with the result."""
         kind = "answers" if self.in_flight is None else f"{self.in_flight}-in-flight"
-        return f"{kind}-at-{self.temperature:g}"
+        # All digits: two temperatures that differ in the seventh are two files.
+        return f"{kind}-at-{str(self.temperature).removesuffix('.0')}"
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.config import SGLANG
 from draftsmith.errors import DraftsmithError
 from draftsmith.export_draft.checks import expected_tensors
 from draftsmith.export_draft.settings import layer_config
@@ -22,15 +23,13 @@ if TYPE_CHECKING:
     from draftsmith.draft.config import DraftShape
 
 _LAYER, _MIDLAYER = "layers.0.", "midlayer."
-# SGLang's llama_eagle3.py takes the raw state as residual, feeds back what its norm has not touched, and has fc for three layers.
-_SGLANG = {"norm_before_residual": False, "fc_norm": False, "norm_output": False}
 
 
 def check_layouts(layouts: list[str], shape: DraftShape) -> None:
     """Fail where a server of one of ``layouts`` would run this draft as another than it is."""
     if "sglang" not in layouts:
         return
-    for name, right in _SGLANG.items():
+    for name, right in SGLANG.items():
         if getattr(shape, name) != right:
             raise DraftsmithError(
                 f"export.layouts: SGLang runs every draft as if {name} were {str(right).lower()}; "
