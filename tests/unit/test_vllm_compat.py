@@ -7,8 +7,10 @@ import importlib
 import inspect
 import sys
 import types
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from draftsmith import vllm_compat
 
@@ -120,3 +122,22 @@ def test_the_search_for_kernels_passes_over_objects_that_are_not_what_they_seem(
     vllm_compat.pass_over_foreign_objects()
     dispatcher._rebind_kernels([(original, wrapper)])
     assert holder.kernel is wrapper
+
+
+def test_sampled_answers_with_a_draft_have_their_temperature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests with two, three and one drafted tokens; the last is greedy, and its logits are left alone."""
+    from vllm.v1.sample import rejection_sampler
+
+    # So that it is as it was for others.
+    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", rejection_sampler.expand_batch_to_tokens)
+    vllm_compat.keep_temperatures_with_a_draft()
+    asked = SimpleNamespace(
+        all_greedy=False, temperature=torch.tensor([0.5, 2.0, 0.0]), top_k=torch.tensor([8, 8, 2], dtype=torch.int32), top_p=None
+    )  # fmt: skip
+    logits = torch.arange(48.0).view(6, 8)
+    cut = rejection_sampler.apply_sampling_constraints(
+        logits.clone(), torch.tensor([2, 5, 6], dtype=torch.int32), asked
+    )
+    wanted = logits / torch.tensor([0.5, 0.5, 2.0, 2.0, 2.0, 1.0])[:, None]
+    wanted[5, :6] = float("-inf")
+    assert torch.equal(cut, wanted)

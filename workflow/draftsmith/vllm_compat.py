@@ -54,6 +54,27 @@ def _dictionary(value: Any) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def keep_temperatures_with_a_draft() -> None:
+    """Let answers that are drawn with a draft on a CPU have their temperature; call it before ``LLM`` in the same process.
+
+    There vLLM 0.32 spreads temperature, top_k and top_p over the drafted tokens by a kernel for int64 alone: whatever is of
+    another type is written into a copy, and the logits are divided by memory that nobody has set.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.sample import rejection_sampler
+
+    rejection_sampler.expand_batch_to_tokens = _spread
+
+
+def _spread(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
+    """Each request's value [requests] as often as it has tokens, whose running sums are ``cu_num_tokens``: [num_tokens]."""
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts, output_size=num_tokens)
+
+
 def schedules_asynchronously(llm: Any) -> bool:
     """Whether the engine plans the next step before it knows what came of this one."""
     return bool(llm.llm_engine.vllm_config.scheduler_config.async_scheduling)

@@ -32,6 +32,7 @@ def serve(job: dict[str, Any], folder: Path) -> None:
         from vllm import LLM, SamplingParams
 
         vllm_compat.pass_over_foreign_objects()
+        vllm_compat.keep_temperatures_with_a_draft()
         progress_file.report(0, len(job["prompts"]), "prompts", phase=f"{job['name']}: loading the engine", always=True)
         begun = time.perf_counter()
         llm = LLM(**job["arguments"] | {"disable_log_stats": False})
