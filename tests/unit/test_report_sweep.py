@@ -42,6 +42,21 @@ def test_acceptance_is_drawn_by_k_a_curve_for_each_temperature() -> None:
     assert [row[-1].why for row in lengths.table.rows] == ["", "only greedy answers can be compared"] * 2  # type: ignore[union-attr]
 
 
+def test_a_draft_length_is_a_whole_number_on_the_axis_too() -> None:
+    """Of two lengths plotly would make an axis with 1.2, 1.4, 1.6 and 1.8 between them."""
+    for report, ticks in ((REPORT, [1, 2]), ({"sweep": [served(3, 0, 60, True), served(3, 1, 50, None)]}, [3])):
+        lengths = evaluation_sweep.draw(report)[0]
+        assert lengths.figure is not None
+        assert lengths.figure["layout"]["xaxis"]["tickvals"] == ticks
+
+
+def test_seven_temperatures_have_seven_colours() -> None:
+    sweep = [served(k, place / 4, 50, None) for k in (1, 2) for place in range(7)]
+    lengths = evaluation_sweep.draw({"sweep": sweep})[0]
+    assert lengths.figure is not None
+    assert len({trace["line"]["color"] for trace in lengths.figure["data"]}) == len(lengths.figure["data"]) == 7
+
+
 def test_positions_and_domains_of_each_draft_length() -> None:
     positions, domains = evaluation_sweep.tables(REPORT)
     assert positions.head == ["Draft length k", "Temperature", "Position 1", "Position 2"]

@@ -196,3 +196,32 @@ def test_a_draft_that_the_run_itself_writes_is_none_to_begin_with(
     plan(
         name="mine", data={"sources": [{"path": "hub:a/b"}]}, train={"initial_draft": "results/other/draft"}
     ).check_sources()
+
+
+def test_braces_in_a_path_are_told_of_with_their_key(tmp_path: Path) -> None:
+    """Snakemake would end with a wildcard that no rule has; spaces and letters of any kind are no matter."""
+    for name in ("an {old} one", "häßlich 1"):
+        (tmp_path / name).mkdir()
+        for file in ("config.json", "model.safetensors", "rows.jsonl"):
+            (tmp_path / name / file).write_text("{}")
+    sound, braced = str(tmp_path / "häßlich 1"), str(tmp_path / "an {old} one")
+    given: dict[str, Any] = {
+        "data": {"sources": [{"path": f"{sound}/rows.jsonl"}]}, "target": {"source": sound}, "train": {"initial_draft": sound},
+    }  # fmt: skip
+    plan(**given).check_sources()
+    others: dict[str, dict[str, Any]] = {
+        "data.sources": {"data": {"sources": [{"path": f"{braced}/rows.jsonl"}]}},
+        "target.source": {"target": {"source": braced}},
+        "train.initial_draft": {"train": {"initial_draft": braced}},
+    }
+    for key, other in others.items():
+        with pytest.raises(
+            DraftsmithError, match=rf"takes braces in a path for a wildcard; .* correct the config key {key}$"
+        ):
+            plan(**given | other).check_sources()
+
+
+def test_the_home_of_nobody_is_a_folder_that_is_not_there() -> None:
+    values = {"data": {"sources": [{"path": "hub:a/b"}]}, "train": {"initial_draft": "~nobody-of-this-name/draft"}}
+    with pytest.raises(DraftsmithError, match=r"^~nobody-of-this-name/draft: no folder of a draft"):
+        Plan.of(values, [])

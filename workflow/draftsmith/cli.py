@@ -32,6 +32,7 @@ Whole = Annotated[
 Input = Annotated[Path, typer.Option(help="Input file.", dir_okay=False)]
 Output = Annotated[Path, typer.Option(help="Output file.", dir_okay=False)]
 Work = Annotated[Path, typer.Option(help="Folder for what makes the stage resumable.", file_okay=False)]
+Folder = Annotated[Path, typer.Option(help="Folder of an earlier stage's files.", file_okay=False)]
 Gpus = Annotated[int | None, typer.Option(help="GPUs that the scheduler granted.")]
 
 
@@ -137,6 +138,9 @@ def preflight(
     from draftsmith.gpus import gpu_job
 
     parsed = _config(settings, whole)
+    # The draft to come is looked at as well; were it a param, another learning rate would have everything checked and merged anew.
+    given = config.settings(whole or settings)
+    parsed.train, parsed.export, parsed.vocabulary = given.train, given.export, given.vocabulary
     gpu_job.number(parsed, gpus, parsed.engine.tp)
     stage.run(parsed, target=target, rows=rows, tokenize_report=tokenize_report, gpus=gpus, report=report)
 
@@ -307,7 +311,7 @@ def export_draft(
 def evaluate_draft(
     settings: Settings,
     target: Input,
-    draft: Work,
+    draft: Folder,
     vocabulary: Input,
     prompts: Input,
     workdir: Work,
@@ -329,8 +333,8 @@ def evaluate_draft(
 @app.command()
 def report(
     settings: Settings,
-    results: Work,
-    benchmarks: Work,
+    results: Folder,
+    benchmarks: Folder,
     page: Output,
     rulegraph: Annotated[Path | None, typer.Option(help="The workflow's graph, as Mermaid text.")] = None,
     whole: Whole = "",

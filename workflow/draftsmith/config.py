@@ -9,6 +9,7 @@ outside the params and re-runs nothing.
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -336,7 +337,8 @@ class Train(Section):
     @property
     def source(self) -> Path | None:
         """The folder of ``initial_draft``."""
-        return None if self.initial_draft is None else Path(self.initial_draft).expanduser()
+        # Unlike Path.expanduser it leaves the name of nobody as it is, to be told of as a folder that is not there.
+        return None if self.initial_draft is None else Path(os.path.expanduser(self.initial_draft))
 
     @field_validator("betas")
     @classmethod

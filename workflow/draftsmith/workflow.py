@@ -73,6 +73,17 @@ class Plan:
                 raise DraftsmithError(
                     f"{source.path}: no such file or folder; correct the config key data.sources.{place}.path"
                 )
+        for key, files in {
+            "data.sources": self.sources,
+            "target.source": self.target_files,
+            "train.initial_draft": self.initial_draft_files,
+        }.items():
+            for file in files:
+                if "{" in file or "}" in file:
+                    # There is no way to write one in a rule's input; it would end as a wildcard of the next best rule.
+                    raise DraftsmithError(
+                        f"{file}: Snakemake takes braces in a path for a wildcard; rename it, and correct the config key {key}"
+                    )
         draft = self.config.train.source
         if draft is None:
             return
@@ -97,21 +108,21 @@ class Plan:
                 files.append(str(path))
             elif path.is_dir():
                 files += sorted(str(file) for file in path.rglob("*") if file.is_file())
-        return [_literal(file) for file in files]
+        return files
 
     @property
     def target_files(self) -> list[str]:
         """Files of a target that is a folder, so that a checkpoint which was trained on in place is looked at again."""
         folder = Path(self.config.target.source).expanduser()
         kinds = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
-        return sorted(_literal(str(file)) for kind in kinds for file in folder.glob(kind)) if folder.is_dir() else []
+        return sorted(str(file) for kind in kinds for file in folder.glob(kind)) if folder.is_dir() else []
 
     @property
     def initial_draft_files(self) -> list[str]:
         """Files of the draft that training goes on from, so that another one in its place is trained anew."""
         folder = self.config.train.source
         kinds = ("config.json", "*.safetensors", "*.safetensors.index.json")
-        return [] if folder is None else sorted(_literal(str(file)) for kind in kinds for file in folder.glob(kind))
+        return [] if folder is None else sorted(str(file) for kind in kinds for file in folder.glob(kind))
 
     @property
     def gpus(self) -> int:
@@ -132,8 +143,3 @@ class Plan:
         """JSON text of the keys that are the params of ``stage``."""
         values = self.config.model_dump(mode="json", include=SECTIONS[stage])
         return json.dumps(values | {"name": self.config.name}, sort_keys=True)
-
-
-def _literal(path: str) -> str:
-    # Braces would be wildcards to Snakemake.
-    return path.replace("{", "{{").replace("}", "}}")

@@ -132,6 +132,17 @@ def test_temperatures_that_differ_in_the_last_digits_are_measures_of_their_own(e
     assert [each["temperature"] for each in told["sweep"]] == [0, 0.7000001, 0.7000002]
 
 
+def test_what_another_version_measured_in_its_way_is_measured_anew(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(servings, "_FORMAT", 3)
+        evaluate(tmp_path)
+    engine.starts.clear()
+    evaluate(tmp_path)
+    assert [name for name, _ in engine.starts] == ["plain", "draft-3"]
+
+
 def test_longer_answers_are_measured_anew(engine: Engine, tmp_path: Path) -> None:
     evaluate(tmp_path)
     engine.starts.clear()
@@ -165,3 +176,5 @@ def test_below_the_gate_no_further_draft_length_is_served(
     assert [name for name, _ in engine.starts] == ["plain", "draft-3"]
     failed = json.loads((tmp_path / "run/evaluate/failed-evaluate.json").read_text())
     assert failed["gate"] == {"minimum": 2.0, "passed": False, "causes": ["6 of 2"]}
+    evaluate(tmp_path, ks=[1, 2], min_acceptance_length=1.3)
+    assert not (tmp_path / "run/evaluate/failed-evaluate.json").exists(), "it is of an earlier run"

@@ -68,13 +68,16 @@ def run(
     }
     for line in figures.in_words(result):
         log(f"evaluate: {line}")
+    beside = report.with_name(f"failed-{report.name}")
     if not passed:
-        write_json(report.with_name(f"failed-{report.name}"), result)
+        write_json(beside, result)
         reasons = "".join(f"\n  - {cause}" for cause in causes) or "\n  - none found: train on more data or for longer"
         raise DraftsmithError(
             f"acceptance length {length:.2f} is below evaluate.min_acceptance_length ({minimum}); likely causes:{reasons}"
         )
     write_json(report, result)
+    # It is of an earlier draft, and would go on saying that the evaluation has failed.
+    beside.unlink(missing_ok=True)
 
 
 def _untrained(

@@ -17,8 +17,8 @@ from draftsmith.config import Config
 from draftsmith.files import read_json, write_json
 from draftsmith.log import log
 
-# Raised when a measure is taken in another way.
-_FORMAT = 3
+# Raised when a measure is taken in another way; 4: sampled answers with a draft on a CPU have their temperature.
+_FORMAT = 4
 
 
 @dataclass(frozen=True)

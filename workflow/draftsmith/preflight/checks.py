@@ -11,7 +11,7 @@ from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import check_writable
 from draftsmith.layers import resolve_layers
-from draftsmith.preflight import machine, model, served, text
+from draftsmith.preflight import draft, machine, model, served, text
 from draftsmith.preflight.subject import Subject
 from draftsmith.verdict import Check, Found, made
 
@@ -20,6 +20,7 @@ CHECKS: dict[str, Callable[[Subject], Found]] = {
     "architecture": model.architecture,
     "reading": model.reading,
     "layers": model.layers,
+    "draft": draft.draft,
     "engine arguments": model.arguments,
     "precision": model.precision,
     "row lengths": text.lengths,
@@ -42,13 +43,15 @@ def static_checks(subject: Subject) -> list[Check]:
 def before_regeneration(config: Config, target: dict[str, Any]) -> None:
     """What needs no rows, checked before the target is loaded to write them.
 
-    Raises :class:`DraftsmithError` for layer ids, precision, draft vocabulary or a store that cannot work.
+    Raises :class:`DraftsmithError` for layer ids, precision, draft vocabulary, a draft to begin with or a store that cannot work.
     """
     resolve_layers(config.target.layers, target["num_layers"])
     model.check_precision(hardware.target_dtype(config.target.dtype, target["torch_dtype"]), target)
-    size = config.vocabulary.size
+    # A draft that training goes on from brings its vocabulary along.
+    size = config.vocabulary.size if config.train.source is None else None
     if size is not None and size > target["vocab_size"]:
         raise DraftsmithError(
             f"vocabulary.size is {size}, the target has {target['vocab_size']} tokens; lower it, or set it to null"
         )
     check_writable(Path(config.extract.store), "extract.store")
+    draft.check_draft(config, target)

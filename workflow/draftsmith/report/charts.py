@@ -37,9 +37,13 @@ def lines(
     dashes: Sequence[str] = (),
     from_zero: bool = False,
     logarithmic: bool = False,
+    measured: bool = False,
     mark: tuple[float, float, str] | None = None,
 ) -> dict[str, Any]:
-    """Curves over a common x axis; ``mark`` is a point to be named. Points without a value are left out."""
+    """Curves over a common x axis; ``mark`` is a point to be named. Points without a value are left out.
+
+    ``measured``: the axis has ticks where there are points and nowhere else, as between whole numbers there is nothing.
+    """
     traces = []
     for place, (name, points) in enumerate(curves.items()):
         there = [(at, value) for at, value in points if value is not None]
@@ -58,6 +62,8 @@ def lines(
     figure = _figure(traces, legend=len(traces) > 1)
     figure.update_layout(hovermode="x unified")
     figure.update_xaxes(title=x, hoverformat=",~r")
+    if measured:
+        figure.update_xaxes(tickvals=sorted({at for points in curves.values() for at, _ in points}))
     if logarithmic:
         ticks: list[float] = []
         for at in sorted({at for points in curves.values() for at, _ in points}):

@@ -104,7 +104,11 @@ def _lengths(sweep: list[Any]) -> list[Chart]:
         "1 + accepted / drafts, the same prompts for all. Speed-up: tokens/s with the draft / without, at the same temperature, all "
         "prompts of a domain sent at once. A longer draft costs more, so that the fastest need not be the longest."
     )
-    figure = charts.lines(curves, x="tokens proposed per step (k)", y="acceptance length")
+    # Beyond the colours that there are, curves would share them.
+    colours = charts.SERIES if len(curves) <= len(charts.SERIES) else charts.ordered(len(curves))
+    figure = charts.lines(
+        curves, x="tokens proposed per step (k)", y="acceptance length", colours=colours, measured=True
+    )
     return [Chart("acceptance-by-k", _LENGTHS, note, figure, Table(_LENGTHS, columns, rows))]
 
 
