@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import typer
 
-from draftsmith import cli, config
+from draftsmith import cli, config, get_target
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.workflow import SECTIONS, Plan
@@ -162,6 +162,19 @@ def test_a_missing_source_is_named_with_its_key() -> None:
     with pytest.raises(DraftsmithError) as error:
         Plan.of(values, ["my.yaml"])
     assert str(error.value) == "nowhere.jsonl: no such file or folder; correct the config key data.sources.1.path"
+
+
+def test_the_home_of_nobody_is_a_path_that_is_not_there(tmp_path: Path) -> None:
+    """Where a shell would leave it as it is, no traceback of pathlib comes."""
+    nobody = "~no_such_user_here/x"
+    with pytest.raises(
+        DraftsmithError, match=r"^~no_such_user_here/x: no such file or folder; .*data\.sources\.0\.path"
+    ):
+        Plan.of({"data": {"sources": [{"path": nobody}]}}, ["my.yaml"])
+    made = plan(target={"source": nobody})
+    assert made.target_files == []
+    with pytest.raises(DraftsmithError, match=r"/~no_such_user_here/x: no such folder; target\.source"):
+        get_target.run(made.config, cache=tmp_path, target=tmp_path / "target.json")
 
 
 def test_a_fault_names_the_file_given_last() -> None:

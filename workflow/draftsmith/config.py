@@ -9,7 +9,6 @@ outside the params and re-runs nothing.
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -18,6 +17,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from draftsmith.errors import DraftsmithError
+from draftsmith.files import at_home
 
 
 def _sampled_as_asked(temperature: float) -> float:
@@ -337,8 +337,7 @@ class Train(Section):
     @property
     def source(self) -> Path | None:
         """The folder of ``initial_draft``."""
-        # Unlike Path.expanduser it leaves the name of nobody as it is, to be told of as a folder that is not there.
-        return None if self.initial_draft is None else Path(os.path.expanduser(self.initial_draft))
+        return None if self.initial_draft is None else at_home(self.initial_draft)
 
     @field_validator("betas")
     @classmethod

@@ -13,6 +13,11 @@ from typing import Any
 from draftsmith.errors import DraftsmithError
 
 
+def at_home(path: str) -> Path:
+    """``path`` with a leading ~ as a shell has it; that of a user who is not there stays, to be told of as a missing folder."""
+    return Path(os.path.expanduser(path))
+
+
 def fsync_folder(folder: Path) -> None:
     """Make a rename inside ``folder`` survive a power cut; file systems that cannot are left alone."""
     with suppress(OSError):

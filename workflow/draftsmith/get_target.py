@@ -22,7 +22,7 @@ from typing import Any
 
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
-from draftsmith.files import fsync_folder, write_json
+from draftsmith.files import at_home, fsync_folder, write_json
 from draftsmith.log import log
 
 _PACKAGE = "package:"
@@ -63,8 +63,8 @@ def run(config: Config, *, cache: Path, target: Path) -> None:
     revision = config.target.revision
     if source.startswith(_PACKAGE):
         folder = _from_package(source.removeprefix(_PACKAGE), cache)
-    elif Path(source).expanduser().exists() or not _HUB_ID.match(source):
-        folder = Path(source).expanduser()
+    elif at_home(source).exists() or not _HUB_ID.match(source):
+        folder = at_home(source)
     else:
         folder, revision = _from_hub(source, revision, cache)
     described = describe(

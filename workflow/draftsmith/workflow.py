@@ -10,6 +10,7 @@ from typing import Any
 
 from draftsmith.config import Config, Regenerate, check_consistent, parse
 from draftsmith.errors import DraftsmithError
+from draftsmith.files import at_home
 
 # Keys that change what a stage computes: whole sections, or some keys of one. A changed one re-runs that stage and what
 # follows from it, nothing else; layer ids, for one, are no business of the tokens.
@@ -69,7 +70,7 @@ class Plan:
     def check_sources(self) -> None:
         """Fail unless every local data source is there: a run would otherwise find out only later, or in other words."""
         for place, source in enumerate(self.config.data.sources):
-            if not source.path.startswith("hub:") and not Path(source.path).expanduser().exists():
+            if not source.path.startswith("hub:") and not at_home(source.path).exists():
                 raise DraftsmithError(
                     f"{source.path}: no such file or folder; correct the config key data.sources.{place}.path"
                 )
@@ -103,7 +104,7 @@ class Plan:
         """Local files of the data sources, so that a changed one re-runs what is made of it."""
         files: list[str] = []
         for source in self.config.data.sources:
-            path = Path(source.path).expanduser()
+            path = at_home(source.path)
             if path.is_file():
                 files.append(str(path))
             elif path.is_dir():
@@ -113,7 +114,7 @@ class Plan:
     @property
     def target_files(self) -> list[str]:
         """Files of a target that is a folder, so that a checkpoint which was trained on in place is looked at again."""
-        folder = Path(self.config.target.source).expanduser()
+        folder = at_home(self.config.target.source)
         kinds = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.tiktoken", "*.txt", "*.py")
         return sorted(str(file) for kind in kinds for file in folder.glob(kind)) if folder.is_dir() else []
 

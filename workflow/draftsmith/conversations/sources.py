@@ -14,6 +14,7 @@ from typing import Any
 from draftsmith.config import Source
 from draftsmith.conversations import hub
 from draftsmith.errors import DraftsmithError
+from draftsmith.files import at_home
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".parquet")
 
@@ -44,7 +45,7 @@ def read_source(source: Source, index: int) -> Iterator[RawRow]:
             for number, value in enumerate(hub.rows(source, key), 1)
         )
     else:
-        path = Path(source.path).expanduser()
+        path = at_home(source.path)
         aside = aside_mend(source)
         rows = (row for file in files(path, f"{key}.path") for row in _readable(file, aside))
     return islice(rows, source.limit)
@@ -52,7 +53,7 @@ def read_source(source: Source, index: int) -> Iterator[RawRow]:
 
 def aside_mend(source: Source) -> str:
     """The end of a sentence about a file that holds no data: in a folder it may be there for something else."""
-    in_folder = not source.path.startswith(hub.PREFIX) and Path(source.path).expanduser().is_dir()
+    in_folder = not source.path.startswith(hub.PREFIX) and at_home(source.path).is_dir()
     return "; if it is none of the data, move it out of the folder, or name the files" if in_folder else ""
 
 

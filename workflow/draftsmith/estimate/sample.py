@@ -21,6 +21,7 @@ from draftsmith.conversations.sources import RawRow, default_domain, files, read
 from draftsmith.conversations.tokenised import Tokenised
 from draftsmith.errors import DraftsmithError
 from draftsmith.estimate.counter import Counter, counter
+from draftsmith.files import at_home
 
 _ROWS = 256
 
@@ -123,7 +124,7 @@ def _look(source: Source, index: int) -> tuple[list[RawRow], int]:
         )
     rows: list[RawRow] = []
     count = 0
-    found_files = files(Path(source.path).expanduser(), f"data.sources[{index}].path")
+    found_files = files(at_home(source.path), f"data.sources[{index}].path")
     each = max(8, _ROWS // len(found_files))
     for file in found_files:
         found, number = _of_file(file, source, index, each)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.config import Config
+from draftsmith.files import at_home
 
 if TYPE_CHECKING:
     from draftsmith.draft.config import DraftShape
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 def verifier(target: Mapping[str, Any]) -> str:
     """What a server finds the target by: its hub id, or the absolute path of its folder."""
     source = str(target["source"])
-    local = source.startswith("package:") or Path(source).expanduser().exists() or target.get("revision") is None
+    local = source.startswith("package:") or at_home(source).exists() or target.get("revision") is None
     return str(Path(target["path"]).resolve()) if local else source
 
 
