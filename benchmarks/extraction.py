@@ -15,27 +15,17 @@ import json
 import os
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 import arguments
-import psutil
 import shapes
 import typer
+from extraction_engine import WAYS, Engine, peaks, probe, rates
 
 from draftsmith import get_target, hardware
 from draftsmith.config import parse
-from draftsmith.extract_shard.plan import batch_tokens
-from draftsmith.store import bytes_per_token
-
-HERE = Path(__file__).parent
-WAYS = ("plain", "ours", "connector")
 
 
 def main(
@@ -88,7 +78,7 @@ def main(
         target = _target(shape, Path(scratch))
         config["target"] = {"layers": target["layers"]}
         spec = {
-            "config": config, "target": target, "tokens": tokens, "lengths": [int(n) for n in lengths.split(",")],
+            "config": config, "target": target, "tokens": tokens, "prompts": [[int(n) for n in lengths.split(",")]],
             "store": str(store.resolve()), "scratch": scratch,
         }  # fmt: skip
         (Path(scratch) / "spec.json").write_text(json.dumps(spec))
@@ -131,84 +121,6 @@ def _target(shape: str, scratch: Path) -> dict[str, Any]:
     return described | {"layers": [2, count // 2, count - 3]}
 
 
-class Engine:
-    """A way in a process of its own."""
-
-    def __init__(self, way: str, spec: Path, log: Path) -> None:
-        self.way, self.log = way, log
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
-            "OMP_WAIT_POLICY": "PASSIVE",
-        }
-        if way == "connector":
-            # Within the driver's process its last files are never written.
-            environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-        with open(log, "w") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "extraction_ways.py"), way, str(spec)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment,
-            )  # fmt: skip
-        self.peak_host = self.peak_gpu = 0
-        self.started: dict[str, Any] = {}
-
-    def wait_ready(self) -> None:
-        """Wait until the engine is loaded."""
-        self.started = self._answer()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            sys.exit(f"the way '{self.way}' ended; the end of {self.log}:\n{self.log.read_text()[-4000:]}")
-        return dict(json.loads(line))
-
-    def run(self, store: Path, rows: int = 0) -> dict[str, Any]:
-        """One pass that writes to ``store``, over the first ``rows`` prompts or all."""
-        assert self.process.stdin is not None
-        stop = threading.Event()
-        watch = threading.Thread(target=self._sample, args=(stop,), daemon=True)
-        watch.start()
-        self.process.stdin.write(json.dumps({"store": str(store.resolve()), "rows": rows}) + "\n")
-        self.process.stdin.flush()
-        answer = self._answer()
-        stop.set()
-        watch.join()
-        return answer
-
-    def _sample(self, stop: threading.Event) -> None:
-        while True:
-            try:
-                mine = [psutil.Process(self.process.pid), *psutil.Process(self.process.pid).children(recursive=True)]
-                # Shared pages are counted once for each process; what differs between the ways is not shared.
-                self.peak_host = max(self.peak_host, sum(process.memory_info().rss for process in mine))
-                self.peak_gpu = max(self.peak_gpu, _gpu_bytes({process.pid for process in mine}))
-            except psutil.Error:
-                pass
-            if stop.wait(0.5):
-                return
-
-    def end(self) -> None:
-        """Close its input, and wait."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        try:
-            self.process.wait(60)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-
-
-def _gpu_bytes(pids: set[int]) -> int:
-    if hardware.device() == "cpu":
-        return 0
-    import pynvml
-
-    held = []
-    for gpu in hardware.gpus():
-        running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByIndex(int(gpu.index)))
-        held.append(sum(int(process.usedGpuMemory or 0) for process in running if process.pid in pids))
-    return max(held, default=0)
-
-
 def compare(engines: list[Engine], repeats: int, store: Path, disk: Path | None) -> dict[str, Any]:
     """Passes in random order, after a short one of each way that is not counted."""
     order = random.Random(1)
@@ -220,8 +132,8 @@ def compare(engines: list[Engine], repeats: int, store: Path, disk: Path | None)
     for _ in range(repeats):
         order.shuffle(passes)
         rounds.append({name: engine.run(folder) for engine, name, folder in passes})
-        print(json.dumps(_line(rounds[-1]) | _peaks(engines)), flush=True)
-    lines = [_line(one) for one in rounds]
+        print(json.dumps(rates(rounds[-1]) | peaks(engines)), flush=True)
+    lines = [rates(one) for one in rounds]
     summary = {
         name: round(statistics.median(line[name] for line in lines), 4) for name in lines[0] if name.startswith("ratio")
     }
@@ -230,68 +142,7 @@ def compare(engines: list[Engine], repeats: int, store: Path, disk: Path | None)
             f"{engine.way}_tokens_per_second": round(statistics.median(one[engine.way]["tokens_per_second"] for one in rounds), 1),
             f"{engine.way}_start": engine.started,
         }  # fmt: skip
-    return summary | _peaks(engines)
-
-
-def _peaks(engines: list[Engine]) -> dict[str, float]:
-    """The most memory that each way has held so far, the engine's own included."""
-    return {
-        f"{engine.way}_peak_{kind}_gb": round(held / 1e9, 2)
-        for engine in engines
-        for kind, held in (("host", engine.peak_host), ("gpu", engine.peak_gpu))
-    }
-
-
-def _line(one: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    line: dict[str, Any] = {}
-    for way, answer in sorted(one.items()):
-        line[f"{way}_tokens_per_second"] = answer["tokens_per_second"]
-        if answer["bytes"]:
-            line[f"{way}_gb_per_second"] = round(answer["bytes"] / answer["seconds"] / 1e9, 3)
-    pairs = (
-        ("ours", "plain", "ratio_to_prefill"),
-        ("ours", "connector", "ratio_to_connector"),
-        ("disk", "plain", "ratio_disk_to_prefill"),
-    )
-    for mine, other, name in pairs:
-        if mine in one and other in one:
-            line[name] = round(one[mine]["tokens_per_second"] / one[other]["tokens_per_second"], 4)
-    line |= {f"{way}_writer": one[way]["writer"] for way in ("ours", "disk") if way in one}
-    return line
-
-
-def probe(folder: Path, target: dict[str, Any], tokens: int, config: dict[str, Any]) -> dict[str, Any]:
-    """What the folder's disk takes when nothing else is done: as many bytes, files and threads as extraction writes."""
-    dtype = hardware.target_dtype("auto", target["torch_dtype"])
-    per_token = bytes_per_token(len(target["layers"]), target["hidden_size"], dtype, config["extract"]["storage"])
-    per_file = min(batch_tokens(config["extract"]["batch_tokens"], per_token), tokens) * per_token
-    files, threads = max(tokens * per_token // per_file, 1), 1 if hardware.device() == "cpu" else 8
-    folder.mkdir(parents=True, exist_ok=True)
-    block = os.urandom(8 << 20)
-
-    def write(number: int) -> int:
-        path = folder / f"probe-{number}"
-        with open(path, "wb", buffering=0) as file:
-            left = per_file
-            while left > 0:
-                left -= file.write(block[: min(left, len(block))])
-            os.fsync(file.fileno())
-        return path.stat().st_size
-
-    # Twice, as a virtual machine may have to ask its host for memory the first time.
-    rates = []
-    for _ in range(2):
-        begun = time.perf_counter()
-        with ThreadPoolExecutor(threads) as pool:
-            written = sum(pool.map(write, range(files)))
-        rates.append(written / (time.perf_counter() - begun))
-        for number in range(files):
-            (folder / f"probe-{number}").unlink()
-    return {
-        "bytes_per_token": per_token,
-        "raw_gb_per_second": round(rates[-1] / 1e9, 3),
-        "raw_tokens_per_second": round(rates[-1] / per_token, 1),
-    }
+    return summary | peaks(engines)
 
 
 if __name__ == "__main__":

@@ -18,21 +18,25 @@ import time
 from pathlib import Path
 from typing import Any
 
-from draftsmith import engine, hardware, store
+import spread_experts
+
+from draftsmith import engine, hardware, store, vllm_compat
 from draftsmith.config import parse
 from draftsmith.extract_shard.plan import PlannedRow, batch_tokens, pack
 from draftsmith.extract_shard.progress import Progress
 from draftsmith.extract_shard.publish import HeadCheck, Publisher
 from draftsmith.extract_shard.session import Session
 
+Rows = list[list[int]]
 
-def prompts(spec: dict[str, Any]) -> list[list[int]]:
-    """The same random token ids for every way."""
+
+def prompts(spec: dict[str, Any], among: list[int]) -> Rows:
+    """The same random token ids for every way, of lengths that are drawn from ``among``."""
     draw = random.Random(0)
     top = spec["target"]["vocab_size"] - 1
     lengths, left = [], spec["tokens"]
     while left > 0:
-        lengths.append(min(draw.choice(spec["lengths"]), max(left, 16)))
+        lengths.append(min(draw.choice(among), max(left, 16)))
         left -= lengths[-1]
     return [[draw.randint(3, top) for _ in range(length)] for length in lengths]
 
@@ -40,34 +44,37 @@ def prompts(spec: dict[str, Any]) -> list[list[int]]:
 class Plain:
     """Prefill alone."""
 
-    def __init__(self, spec: dict[str, Any], rows: list[list[int]]) -> None:
+    def __init__(self, spec: dict[str, Any], sets: list[Rows]) -> None:
+        self.load(spec, arguments(spec, sets))
+
+    def load(self, spec: dict[str, Any], made: dict[str, Any]) -> None:
+        """Start the engine; ``seconds`` has how long vLLM's import took, and all of it."""
+        begun = time.perf_counter()
         from vllm import LLM
 
-        self.rows = rows
-        self.llm = LLM(**arguments(spec, rows))
+        self.seconds = {"import": time.perf_counter() - begun}
+        vllm_compat.pass_over_foreign_objects()
+        self.llm = LLM(**made)
+        self.seconds["load"] = time.perf_counter() - begun
+        self.gates = spread(spec, self.llm)
 
-    def run(self, folder: Path, rows: int) -> tuple[int, int]:
-        """Run the first ``rows`` prompts; gives the tokens read and the bytes written."""
+    def run(self, folder: Path, rows: Rows) -> tuple[int, int]:
+        """Run the prompts ``rows``; gives the tokens read and the bytes written."""
         self.generate(rows)
-        return sum(map(len, self.rows[:rows])), 0
+        return sum(map(len, rows)), 0
 
-    def generate(self, rows: int) -> list[Any]:
+    def generate(self, rows: Rows) -> list[Any]:
         """One greedy token for each prompt."""
         from vllm import SamplingParams, TokensPrompt
 
         greedy = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        return self.llm.generate(
-            [TokensPrompt(prompt_token_ids=row) for row in self.rows[:rows]], greedy, use_tqdm=False
-        )
+        return self.llm.generate([TokensPrompt(prompt_token_ids=row) for row in rows], greedy, use_tqdm=False)
 
 
 class Connector(Plain):
     """vLLM's own way to hidden states; the file of a request is whole when its lock is free."""
 
-    def __init__(self, spec: dict[str, Any], rows: list[list[int]]) -> None:
-        from vllm import LLM
-
-        self.rows = rows
+    def __init__(self, spec: dict[str, Any], sets: list[Rows]) -> None:
         self.folder = Path(spec["store"]) / "connector"
         target = spec["target"]
         name = "ExampleHiddenStatesConnector"
@@ -76,21 +83,19 @@ class Connector(Plain):
             # Its copies ask for pinned memory, which a machine without a GPU has not.
             extra = {"kv_connector_module_path": "connector_cpu"}
             name = "CpuHiddenStatesConnector"
-        made = arguments(spec, rows)
+        made = arguments(spec, sets)
         made["max_model_len"] += 2
-        self.llm = LLM(
-            **made,
-            speculative_config={
-                "method": "extract_hidden_states", "num_speculative_tokens": 1,
-                "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [*target["layers"], target["num_layers"]]}},
-            },
-            kv_transfer_config={
-                "kv_connector": name, "kv_role": "kv_producer", **extra,
-                "kv_connector_extra_config": {"shared_storage_path": str(self.folder), "num_writer_threads": 8},
-            },
-        )  # fmt: skip
+        made["speculative_config"] = {
+            "method": "extract_hidden_states", "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [*target["layers"], target["num_layers"]]}},
+        }  # fmt: skip
+        made["kv_transfer_config"] = {
+            "kv_connector": name, "kv_role": "kv_producer", **extra,
+            "kv_connector_extra_config": {"shared_storage_path": str(self.folder), "num_writer_threads": 8},
+        }  # fmt: skip
+        self.load(spec, made)
 
-    def run(self, folder: Path, rows: int) -> tuple[int, int]:
+    def run(self, folder: Path, rows: Rows) -> tuple[int, int]:
         answers = self.generate(rows)
         total = 0
         for answer in answers:
@@ -103,21 +108,20 @@ class Connector(Plain):
                     break
                 time.sleep(0.01)
             total += path.stat().st_size
-        return sum(map(len, self.rows[:rows])), total
+        return sum(map(len, rows)), total
 
 
 class Ours:
     """The stage's own session: engine, capture, writers and publisher."""
 
-    def __init__(self, spec: dict[str, Any], rows: list[list[int]]) -> None:
+    def __init__(self, spec: dict[str, Any], sets: list[Rows]) -> None:
         self.target, self.config = spec["target"], parse(spec["config"], "benchmark")
-        planned = [PlannedRow(store.row_id(row), len(row)) for row in rows]
-        self.tokens = {row.row_id: ids for row, ids in zip(planned, rows, strict=True)}
+        self.tokens = {store.row_id(row): row for rows in sets for row in rows}
         dtype = hardware.target_dtype(self.config.target.dtype, self.target["torch_dtype"])
         storage = self.config.extract.storage
         self.stored = store.stored_as(storage, dtype)
         per_token = store.bytes_per_token(len(self.target["layers"]), self.target["hidden_size"], dtype, storage)
-        self.batches = pack(planned, batch_tokens(self.config.extract.batch_tokens, per_token))
+        self.batch_tokens = batch_tokens(self.config.extract.batch_tokens, per_token)
         self.key = store.fingerprint(self.target["fingerprint"], self.target["layers"], dtype, {}, storage)
         dummy = engine.dummy_weights(self.config)
         self.check = None if dummy else HeadCheck(Path(self.target["path"]), dtype)
@@ -125,9 +129,11 @@ class Ours:
         self.link = Path(spec["scratch"]) / "ours-store"
         self.staging = self.link / ".staging"
         self.point_to(Path(spec["store"]))
-        self.session = Session(self.config, self.target, self.staging, max(len(row) for row in rows))
+        self.session = Session(self.config, self.target, self.staging, longest(sets))
         self.session.__enter__()
-        self.session.attach(self.key, self.stored, self.batches)
+        self.gates = spread(spec, self.session.llm)
+        self.session.attach(self.key, self.stored, [batch for rows in sets for batch in self.batches(rows)])
+        self.seconds = self.session.seconds
 
     def point_to(self, store: Path) -> Path:
         """Let the engine write beside ``store``."""
@@ -137,14 +143,14 @@ class Ours:
         self.link.symlink_to(folder)
         return folder
 
-    def run(self, folder: Path, rows: int) -> tuple[int, int]:
+    def batches(self, rows: Rows) -> list[list[PlannedRow]]:
+        """The prompts ``rows`` as the stage packs them into files."""
+        return pack([PlannedRow(store.row_id(row), len(row)) for row in rows], self.batch_tokens)
+
+    def run(self, folder: Path, rows: Rows) -> tuple[int, int]:
         """Everything from the first request to the last published file."""
         self.point_to(folder.parent)
-        batches, left = [], rows
-        for batch in self.batches:
-            if left > 0:
-                batches.append(batch)
-                left -= len(batch)
+        batches = self.batches(rows)
         publisher = Publisher(self.staging, folder, self.check, self.config.extract.verify_rows)
         publisher.start()
         self.figures = self.session.feed(
@@ -157,9 +163,19 @@ class Ours:
         return publisher.tokens, publisher.bytes
 
 
-def arguments(spec: dict[str, Any], rows: list[list[int]]) -> dict[str, Any]:
+def spread(spec: dict[str, Any], llm: Any) -> list[int]:
+    """Where the spec says so, let dummy weights use all experts; gives for each rank how many gates were drawn anew."""
+    return list(llm.apply_model(spread_experts.spread)) if spec.get("spread_experts") else []
+
+
+def longest(sets: list[Rows]) -> int:
+    """Tokens of the longest prompt."""
+    return max(len(row) for rows in sets for row in rows)
+
+
+def arguments(spec: dict[str, Any], sets: list[Rows]) -> dict[str, Any]:
     """The stage's own arguments of vLLM, without the capture."""
-    made = engine.vllm_arguments(parse(spec["config"], "benchmark"), spec["target"], max(len(row) for row in rows) + 2)
+    made = engine.vllm_arguments(parse(spec["config"], "benchmark"), spec["target"], longest(sets) + 2)
     return made | {"enable_prefix_caching": False}
 
 
@@ -173,21 +189,27 @@ def main() -> None:
     if config.engine.device == "cpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     engine.prepare_environment(config, Path(spec["scratch"]) / way)
+    if spec.get("spread_experts"):
+        # The function goes to the workers by its name.
+        os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
     begun = time.perf_counter()
-    rows = prompts(spec)
-    made: Any = {"plain": Plain, "ours": Ours, "connector": Connector}[way](spec, rows)
-    answer: dict[str, Any] = {"start_seconds": round(time.perf_counter() - begun, 1)}
-    if isinstance(made, Ours):
-        answer["startup"] = {name: round(value, 2) for name, value in made.session.seconds.items()}
+    sets = [prompts(spec, among) for among in spec["prompts"]]
+    made: Any = {"plain": Plain, "ours": Ours, "connector": Connector}[way](spec, sets)
+    answer: dict[str, Any] = {
+        "start_seconds": round(time.perf_counter() - begun, 1),
+        "startup": {name: round(value, 2) for name, value in made.seconds.items()},
+        "gates_drawn": made.gates,
+    }
     while True:
         print(json.dumps(answer), file=answers, flush=True)
         command = sys.stdin.readline().strip()
         if not command:
             break
         asked = json.loads(command)
-        folder = Path(asked["store"]) / way
+        folder, rows = Path(asked["store"]) / way, sets[asked["prompts"]]
+        rows = rows[: asked["rows"] or len(rows)]
         begun = time.perf_counter()
-        tokens, written = made.run(folder, asked["rows"] or len(rows))
+        tokens, written = made.run(folder, rows)
         seconds = time.perf_counter() - begun
         answer = {
             "tokens_per_second": round(tokens / seconds, 1),

@@ -86,7 +86,7 @@ _WRAPPERS: dict[str, tuple[str, str, dict[str, object]]] = {
 }  # fmt: skip
 _PREFIX = "language_model."
 # Kimi's class asks for it before it knows that there will be no pictures.
-_PREPROCESSOR = {
+PREPROCESSOR = {
     "media_proc_cfg": {
         "in_patch_limit": 64, "patch_size": 14, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "merge_kernel_size": 2,
         "fixed_output_tokens": None, "patch_limit_on_one_side": 64, "in_patch_limit_each_frame": 64, "in_patch_limit_video": 64,
@@ -156,7 +156,7 @@ def _wrap(folder: Path, model_type: str) -> None:
         **rest,
     }
     (folder / "config.json").write_text(json.dumps(whole))
-    (folder / "preprocessor_config.json").write_text(json.dumps(_PREPROCESSOR))
+    (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
 
 
 def reference(folder: Path, dtype: torch.dtype = torch.float32) -> Any:

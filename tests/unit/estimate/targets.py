@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 from draftsmith.config import Config, parse
 from draftsmith.estimate.target import Subject, subject
 
-# As moonshotai/Kimi-K2.5 has it, without what plays no part.
-KIMI: dict[str, Any] = {
-    "architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "dtype": "bfloat16",
-    "vision_config": {"hidden_size": 1152, "num_hidden_layers": 27},
-    "text_config": {
-        "model_type": "kimi_k2", "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
-        "num_attention_heads": 64, "num_key_value_heads": 64, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 384, "n_shared_experts": 1, "first_k_dense_replace": 1,
-        "moe_layer_freq": 1, "vocab_size": 163840, "max_position_embeddings": 262144, "dtype": "bfloat16", "rope_theta": 50000.0,
-        "quantization_config": {
-            "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 4, "group_size": 32, "type": "int"}}},
-            "ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", "re:.*mlp\\.(gate|up|gate_up|down)_proj.*"],
-        },
-    },
-}  # fmt: skip
+# As moonshotai/Kimi-K2.5 has it. Run and not imported: the benchmarks' folder has a tokenize.py.
+KIMI: dict[str, Any] = runpy.run_path(str(Path(__file__).parents[3] / "benchmarks/shapes.py"))["KIMI_K2_5"]
 
 SMOLLM: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
