@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from draftsmith.draft.config import DraftShape
+from draftsmith.draft.config import DraftShape, window_keys
 from draftsmith.draft.teacher import target_ids
 
 
@@ -38,8 +38,8 @@ def model(
     layer._attn_implementation = "simple_flex_attention" if torch.cuda.is_available() else "eager"
     # By these vLLM knows how wide fc is, and speculators which positions a query sees.
     layer.num_aux_hidden_states = len(shape.layers)
-    if shape.attention_window is not None:
-        layer.layer_types, layer.sliding_window = ["sliding_attention"], shape.attention_window
+    for key, value in window_keys(shape.attention_window).items():
+        setattr(layer, key, value)
     config = Eagle3SpeculatorConfig(
         transformer_layer_config=layer, draft_vocab_size=shape.draft_vocab, norm_before_residual=shape.norm_before_residual,
         norm_before_fc=False, fc_norm=shape.fc_norm, norm_output=shape.norm_output, eagle_aux_hidden_state_layer_ids=list(shape.layers),

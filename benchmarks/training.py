@@ -97,7 +97,7 @@ def _compare(wanted: list[str], spec: dict[str, Any], speculators: Path | None, 
     for way in wanted:
         found[way] = _run(way, spec, speculators, logs / f"training-{way}-{spec['ttt_steps']}.log")
         print(json.dumps({"way": way, **found[way]}), flush=True)
-    told = {key: value for key, value in spec.items() if key not in ("folder", "paths")}
+    told = {key: value for key, value in spec.items() if key != "folder"}
     ratios = {}
     if {"ours", "speculators"} <= set(found):
         ours, theirs = found["ours"], found["speculators"]
@@ -108,7 +108,7 @@ def _compare(wanted: list[str], spec: dict[str, Any], speculators: Path | None, 
 
 
 def prepare(folder: Path, spec: dict[str, Any]) -> dict[str, Any]:
-    """A target without layers, rows, their states and a vocabulary, all random; gives the paths that the stage takes."""
+    """A target without layers, rows, their states and a vocabulary, all random; gives what is told of them."""
     import pandas as pd
     from safetensors.torch import save_file
 

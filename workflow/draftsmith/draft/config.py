@@ -78,6 +78,19 @@ class DraftShape:
         )
 
 
+def window_keys(window: int | None) -> dict[str, Any]:
+    """Keys of a layer's config that give its attention a window, in every layout; none where it sees everything.
+
+    vLLM asks for both: the kind of each layer of the draft, and the positions that a sliding one sees, its own among them.
+    """
+    return {} if window is None else {"layer_types": ["sliding_attention"], "sliding_window": window}
+
+
+def window_of(layer: Mapping[str, Any]) -> Any:
+    """The window that such keys give; None where the layer sees everything."""
+    return layer.get("sliding_window") if "sliding_attention" in (layer.get("layer_types") or []) else None
+
+
 def draft_shape(
     target: Mapping[str, Any], train: Train, draft_vocab: int, text: Mapping[str, Any] | None = None
 ) -> DraftShape:

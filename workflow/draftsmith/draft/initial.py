@@ -54,12 +54,11 @@ def initial_draft(
     that the target puts behind its head, which a server does not apply to a draft).
     """
     ids = target_ids(d2t, shape.target_vocab)
+    draft = Eagle3Draft(shape, embedding)
     if source is not None:
-        draft = Eagle3Draft(shape, embedding)
         draft.load_state_dict(warm_weights(source, shape, d2t, embedding, draft.state_dict()))
         return draft
     generator = torch.Generator().manual_seed(seed)
-    draft = Eagle3Draft(shape, embedding)
     with torch.no_grad():
         for module in draft.modules():
             if isinstance(module, nn.Linear):

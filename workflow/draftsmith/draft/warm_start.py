@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.draft.config import DraftShape, window_of
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json
 from draftsmith.log import log
@@ -19,8 +20,6 @@ from draftsmith.target_weights import read_tensors, tensor_files
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from draftsmith.draft.config import DraftShape
 
 _EMBEDDING = "embed_tokens.weight"
 _PICKLE = "pytorch_model.bin"
@@ -188,8 +187,7 @@ def _check_settings(folder: Path, settings: Mapping[str, Any], shape: DraftShape
             f"train.initial_draft: {folder} reads the layers {ids}, and the states are those of {list(shape.layers)}; "
             f"set target.layers: {readings[-1]}"
         )
-    sliding = "sliding_attention" in (layer.get("layer_types") or [])
-    window = layer.get("sliding_window") if sliding else None
+    window = window_of(layer)
     if window != shape.attention_window:
         log(
             f"{folder} was trained {_sight(window)}; the draft goes on {_sight(shape.attention_window)}, as train.attention_window says"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.config import Config
+from draftsmith.draft.config import window_of
 from draftsmith.errors import DraftsmithError
 
 
@@ -134,7 +135,7 @@ def flag(served: Served) -> Iterator[str]:
         ("speculators_config.algorithm", speculators.get("algorithm", "eagle3"), "eagle3"),
         ("tie_word_embeddings", exported.get("tie_word_embeddings", False), False),
         ("eagle_config.use_aux_hidden_state", inner.get("use_aux_hidden_state", True), True),
-        ("the attention window", _window(served.layer), served.config.train.attention_window),
+        ("the attention window", window_of(served.layer), served.config.train.attention_window),
     ]
     for name, has, right in wanted:
         if has != right:
@@ -172,10 +173,6 @@ def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:
     rope = dict(layer.get("rope_parameters") or layer.get("rope_scaling") or {})
     rope = {"rope_type": rope.pop("type", "default"), "rope_theta": layer.get("rope_theta", 10000.0)} | rope
     return {name: value for name, value in rope.items() if value is not None}
-
-
-def _window(layer: Mapping[str, Any]) -> Any:
-    return layer.get("sliding_window") if "sliding_attention" in (layer.get("layer_types") or []) else None
 
 
 def _yaml(value: Any) -> str:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from draftsmith.config import Config
+from draftsmith.draft.config import DraftShape, window_keys
 from draftsmith.files import at_home
-
-if TYPE_CHECKING:
-    from draftsmith.draft.config import DraftShape
 
 
 def verifier(target: Mapping[str, Any]) -> str:
@@ -25,9 +23,6 @@ def verifier(target: Mapping[str, Any]) -> str:
 
 def layer_config(shape: DraftShape) -> dict[str, Any]:
     """The draft's layer as a LlamaConfig's keys, which every layout has somewhere."""
-    window = shape.attention_window
-    # vLLM asks for both: the kind of each layer of the draft, and the positions that a sliding one sees, its own among them.
-    sliding = {} if window is None else {"layer_types": ["sliding_attention"], "sliding_window": window}
     return {
         "model_type": "llama",
         "vocab_size": shape.target_vocab,
@@ -46,7 +41,7 @@ def layer_config(shape: DraftShape) -> dict[str, Any]:
         "tie_word_embeddings": False,
         # Without it vLLM takes fc to be three layers wide, whatever the list of layers says.
         "num_aux_hidden_states": len(shape.layers),
-        **sliding,
+        **window_keys(shape.attention_window),
     }
 
 
