@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from draftsmith.draft.attention import Segment
+from draftsmith.draft.attention import Attend, Segment
 from draftsmith.draft.attention_eager import eager_attention
+from draftsmith.draft.attention_flash import flash_attention
 from draftsmith.draft.attention_flex import flex_attention
 from draftsmith.draft.config import DraftShape
 from draftsmith.draft.initial import initial_draft
@@ -24,31 +25,51 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 WIDTH, STEPS = 256, 4
 
 
+@pytest.mark.parametrize(
+    ("attend", "dtype", "close", "gradients_close"),
+    [(flex_attention, torch.float32, 2e-3, 2e-3), (flash_attention, torch.bfloat16, 1e-2, 1e-2)],
+    ids=["flex", "flash"],
+)
+@pytest.mark.parametrize("window", [None, 100, 0])
 @pytest.mark.parametrize("own", [0, 3])
-def test_flex_attention_equals_the_mask_with_gradients(own: int) -> None:
+def test_fused_attention_equals_the_mask_with_gradients(
+    own: int, window: int | None, attend: Attend, dtype: torch.dtype, close: float, gradients_close: float
+) -> None:
     """Packs of other sizes one after the other, as in a training; compiled once for all of them."""
+    if window == 0 and not own:
+        pytest.skip("such a query sees nothing")
     for lengths in ([(90, 60), (200, 170), (700, 650)], [(300, 299), (77, 3)], [(1500, 1400)]):
         random = torch.Generator("cuda").manual_seed(0)
         segments, seen, query, key = [], [], 0, 0
         for width, count in lengths:
-            segments.append(Segment(query, query + count, key, key + width))
-            seen.append(torch.arange(key + width - count, key + width))
+            # Every seventh slot does not count.
+            counting = torch.tensor([place for place in range(width - count, width) if place % 7])
+            segments.append(Segment(query, query + len(counting), key, key + width, key + int(counting[0])))
+            seen.append(key + counting)
+            count = len(counting)
             query, key = query + count, key + width
 
         def tensor(count: int, heads: int, random: torch.Generator = random) -> torch.Tensor:
-            return torch.randn(count, heads, 64, generator=random, device="cuda").requires_grad_()
+            return torch.randn(count, heads, 64, generator=random, device="cuda", dtype=dtype).requires_grad_()
 
         tensors = [tensor(query, 8), tensor(key, 2), tensor(key, 2)]
         pairs = [(tensor(query, 2), tensor(query, 2)) for _ in range(own)]
-        given = (*tensors, pairs, torch.cat(seen).cuda(), segments)
         leaves = [*tensors, *(each for pair in pairs for each in pair)]
-        out, expected = flex_attention(*given), eager_attention(*given)
-        torch.testing.assert_close(out, expected, atol=5e-3, rtol=5e-3)
-        weight = torch.randn(out.shape, generator=random, device="cuda")
+        exact = [each.detach().double().requires_grad_() for each in leaves]
+        where = (torch.cat(seen).cuda(), segments, window)
+        out = attend(*tensors, pairs, *where)
+        expected = eager_attention(*exact[:3], list(zip(exact[3::2], exact[4::2], strict=True)), *where)
+        assert _apart(out, expected) < close
+        weight = torch.randn(out.shape, generator=random, device="cuda").to(dtype)
         found = torch.autograd.grad((out * weight).sum(), leaves)
-        wanted = torch.autograd.grad((expected * weight).sum(), leaves)
+        wanted = torch.autograd.grad((expected * weight).sum(), exact)
         for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
+            assert _apart(one, other) < gradients_close
+
+
+def _apart(found: torch.Tensor, exact: torch.Tensor) -> float:
+    """Size of the difference as a share of the size of ``exact``; 0 where both are 0."""
+    return float((found - exact).norm() / exact.norm().clamp(min=1e-30)) if found.any() or exact.any() else 0.0
 
 
 def _pack(seed: int, lengths: list[int], shape: DraftShape) -> Pack:
@@ -78,9 +99,10 @@ def _objective(attention: Any, fuse: bool) -> Objective:
     return Objective(draft, Teacher(shape, head, d2t), STEPS, 0.8, torch.bfloat16, fuse).cuda()
 
 
-def test_fused_training_step_equals_the_plain_one() -> None:
-    """Loss and gradients of packs of several sizes, in bfloat16: flex attention and compiled parts against rows and eager."""
-    plain, fused = _objective("rows", False), _objective("flex", True)
+@pytest.mark.parametrize("attention", ["flash", "flex"])
+def test_fused_training_step_equals_the_plain_one(attention: str) -> None:
+    """Loss and gradients of packs of several sizes, in bfloat16: fused attention and compiled parts against rows and eager."""
+    plain, fused = _objective("rows", False), _objective(attention, True)
     for seed, lengths in enumerate(([300, 500, 100], [900], [64, 64, 64, 700])):
         pack = _pack(seed, lengths, plain.draft.shape)
         results = []

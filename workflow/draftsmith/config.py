@@ -323,8 +323,8 @@ class Train(Section):
     """Optimiser steps between lines of the log."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of the draft's matrix products; auto: bfloat16 on a GPU, float32 on a CPU. Weights and loss are float32."""
-    attention: Literal["auto", "flex", "rows"] = "auto"
-    """`flex` is torch's fused kernel with block masks, `rows` goes row by row; auto: flex on a GPU, rows on a CPU."""
+    attention: Literal["auto", "flash", "flex", "rows"] = "auto"
+    """`flash` is FlashAttention (a GPU and half precision; anything else goes to flex), `flex` torch's kernel with block masks, `rows` goes row by row; auto: flash on a GPU, rows on a CPU."""
     compile: bool = True
     """Let torch.compile fuse the draft's layer and its loss; on a GPU only."""
     fsdp: bool = False

@@ -11,11 +11,12 @@ from torch import Tensor
 from draftsmith.draft import attention_flex, attention_rows
 from draftsmith.draft.attention import Attend, Segment, chosen
 from draftsmith.draft.attention_eager import eager_attention
+from draftsmith.draft.attention_flash import flash_attention
 from draftsmith.draft.attention_flex import block_mask, flex_attention
 from draftsmith.draft.attention_rows import rows_attention
 
 # Two rows: 3 queries on 5 keys, 2 queries on 4 keys, the second row's queries not on its last key.
-SEGMENTS = [Segment(0, 3, 0, 5), Segment(3, 5, 5, 9)]
+SEGMENTS = [Segment(0, 3, 0, 5, 1), Segment(3, 5, 5, 9, 6)]
 SEEN = torch.tensor([1, 2, 4, 6, 7])
 
 
@@ -73,7 +74,7 @@ def _long(own: int, grad: bool) -> tuple[list[Tensor], list[tuple[Tensor, Tensor
     random = torch.Generator().manual_seed(3)
     segments, seen, query, key = [], [], 0, 0
     for width, count in ROWS:
-        segments.append(Segment(query, query + count, key, key + width))
+        segments.append(Segment(query, query + count, key, key + width, key + width - count))
         seen.append(torch.arange(key + width - count, key + width))
         query, key = query + count, key + width
 
@@ -84,43 +85,54 @@ def _long(own: int, grad: bool) -> tuple[list[Tensor], list[tuple[Tensor, Tensor
     return [tensor(query, 4), tensor(key, 2), tensor(key, 2)], pairs, torch.cat(seen), segments
 
 
-@pytest.mark.parametrize("window", [None, 1, 60, 150])
-@pytest.mark.parametrize("own", [0, 2])
+@pytest.mark.parametrize(
+    ("own", "window"), [(0, None), (0, 1), (0, 58), (0, 148), (2, None), (2, -1), (2, 58), (2, 148)]
+)
 def test_fused_kernel_equals_the_mask(own: int, window: int | None) -> None:
-    """Torch's own kernel, uncompiled; on a CPU it has no backward pass. At step 2 a window of 1 leaves no key of step 0."""
+    """Torch's own kernel, uncompiled; on a CPU it has no backward pass. A window of -1 leaves no key of step 0."""
     tensors, pairs, seen, segments = _long(own, grad=False)
-    since = None if window is None else seen + own + 1 - window
     with torch.no_grad():
-        out = flex_attention(*tensors, pairs, seen, segments, since)
-    torch.testing.assert_close(out, eager_attention(*tensors, pairs, seen, segments, since))
+        out = flex_attention(*tensors, pairs, seen, segments, window)
+    torch.testing.assert_close(out, eager_attention(*tensors, pairs, seen, segments, window))
 
 
+@pytest.mark.parametrize(
+    ("window", "means"),
+    [
+        # Of 0 1 900; 1 2 900; 3 4 900; 5 6 900; 6 7 900.
+        (2, [901 / 3, 903 / 3, 907 / 3, 911 / 3, 913 / 3]),
+        # Of 0 1 900; 0 1 2 900; 2 3 4 900; 5 6 900, as key 4 is the other row's; 5 6 7 900.
+        (3, [901 / 3, 903 / 4, 909 / 4, 911 / 3, 918 / 4]),
+        (0, [900.0] * 5),
+    ],
+)
 @pytest.mark.parametrize("attend", [rows_attention, flex_attention, eager_attention])
-def test_a_window_narrows_what_a_query_sees(attend: Attend) -> None:
-    """Equal scores average the numbers of the keys seen: from ``since``, but not before the row; own ones (900) always."""
+def test_a_window_narrows_what_a_query_sees(attend: Attend, window: int, means: list[float]) -> None:
+    """Equal scores average the numbers of the keys seen: the last ones, but none before the row; own ones (900) always."""
     query, key = torch.zeros(5, 1, 16), torch.zeros(9, 1, 16)
     value = torch.arange(9.0)[:, None, None].expand(9, 1, 16)
     own = [(torch.zeros(5, 1, 16), torch.full((5, 1, 16), 900.0))]
     with torch.no_grad():
-        out = attend(query, key, value, own, SEEN, SEGMENTS, torch.tensor([-3, 1, 4, 3, 8]))[:, 0, 0]
-    # Means of 0 1 900; 1 2 900; 4 900; 5 6 900, as key 3 is the other row's; 900 alone.
-    torch.testing.assert_close(out, torch.tensor([901 / 3, 903 / 3, 904 / 2, 911 / 3, 900.0]))
+        out = attend(query, key, value, own, SEEN, SEGMENTS, window)[:, 0, 0]
+    torch.testing.assert_close(out, torch.tensor(means))
 
 
+@pytest.mark.parametrize("window", [0, 1, 2])
 @pytest.mark.parametrize("block", [1 << 25, 16])
-def test_gradients_with_a_window_are_those_of_the_mask(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_with_a_window_are_those_of_the_mask(
+    block: int, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention_rows, "BLOCK", block)
     (query, key, value), pairs = _inputs(1, torch.float32)
     leaves = [query, key, value, *(tensor for pair in pairs for tensor in pair)]
-    since = torch.tensor([0, 2, 5, 3, 6])
     found, wanted = (
-        torch.autograd.grad(attend(query, key, value, pairs, SEEN, SEGMENTS, since).square().sum(), leaves)
+        torch.autograd.grad(attend(query, key, value, pairs, SEEN, SEGMENTS, window).square().sum(), leaves)
         for attend in (rows_attention, eager_attention)
     )
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
-    # The last query of the first row sees nothing but its own key, so nobody of that row sees keys 3 and 4.
-    assert not found[1][3:5].any()
+    # Key 0 is seen by the first query, whose last key is 1, with a window of 2 alone.
+    assert bool(found[1][0].any()) is (window == 2)
 
 
 def test_gradients_through_the_fused_layout(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,11 +201,12 @@ def test_padding_of_the_last_block_looks_no_further_than_its_queries(monkeypatch
 
     monkeypatch.setattr(attention_flex, "_kernel", lambda device: keep)
     tensor, seen = torch.zeros(500, 1, 16), torch.arange(500)
-    flex_attention(tensor, tensor, tensor, [], seen, [Segment(0, 500, 0, 500)], seen - 99)
+    flex_attention(tensor, tensor, tensor, [], seen, [Segment(0, 500, 0, 500, 0)], 100)
     assert masks[0].kv_num_blocks.flatten().tolist() == [1, 2, 2, 2]
     assert masks[0].kv_indices[0, 0, 3, :2].tolist() == [2, 3]
 
 
 def test_the_form_follows_the_device() -> None:
     assert chosen("auto", "cpu") is chosen("rows", "cuda") is rows_attention
-    assert chosen("auto", "cuda") is chosen("flex", "cpu") is flex_attention
+    assert chosen("auto", "cuda") is chosen("flash", "cpu") is flash_attention
+    assert chosen("flex", "cuda") is flex_attention

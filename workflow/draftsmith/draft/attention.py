@@ -8,8 +8,9 @@ from all slots.
 With a window of W (``train.attention_window``) a query sees W positions, its own among them, as vLLM counts a sliding window.
 At step k slot i stands at position i + k: it sees the keys of step 0 behind i + k - W, and its own of the steps behind k - W.
 
-Three forms of it give the same: :mod:`draftsmith.draft.attention_rows` (any device), :mod:`draftsmith.draft.attention_flex` (one
-fused kernel on a GPU), and :mod:`draftsmith.draft.attention_eager`, which both are tested against.
+Four forms of it give the same: :mod:`draftsmith.draft.attention_rows` (any device), :mod:`draftsmith.draft.attention_flash` (half
+precision on a GPU), :mod:`draftsmith.draft.attention_flex` (any precision on a GPU), and :mod:`draftsmith.draft.attention_eager`,
+which all are tested against.
 """
 
 from __future__ import annotations
@@ -20,17 +21,22 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-Kind = Literal["auto", "flex", "rows"]
+Kind = Literal["auto", "flash", "flex", "rows"]
 
 
 @dataclass(frozen=True)
 class Segment:
-    """One row of a pack: its queries are ``first_query`` to ``last_query``, its keys ``first_key`` to ``last_key`` (half open)."""
+    """One row of a pack: its queries are ``first_query`` to ``last_query``, its keys ``first_key`` to ``last_key`` (half open).
+
+    A row may have no queries. Keys of neighbouring rows are neighbours, and so are their queries.
+    """
 
     first_query: int
     last_query: int
     first_key: int
     last_key: int
+    first_seen: int
+    """Index of a key which, with those before it, every query of the row sees; ``first_key`` at least."""
 
 
 class Attend(Protocol):
@@ -44,22 +50,26 @@ class Attend(Protocol):
         own: Sequence[tuple[Tensor, Tensor]],
         seen: Tensor,
         segments: Sequence[Segment],
-        since: Tensor | None = None,
+        window: int | None = None,
     ) -> Tensor:
         """Returns [N, heads, d] in the dtype of ``query``; softmax and sums are of at least float32.
 
         - ``query`` [N, heads, d]; ``key``, ``value`` [S, kv heads, d], grouped heads being neighbours;
         - ``own``: for each step 1 .. k the pair (key, value), each [N, kv heads, d];
         - ``seen`` int64 [N]: index in ``key`` of the last key that a query may see;
-        - ``segments``: the rows, each with at least one query;
-        - ``since`` int64 [N]: index in ``key`` of the first key that a query may see, where a window says so; it may lie before
-          the query's row, which bounds it as well, or behind ``seen``, where only the query's own keys are left.
+        - ``segments``: the rows, all of them and in order;
+        - ``window``: how many keys of ``key`` a query may see, its last one among them, where a window says so; where it is not
+          positive only the query's own keys are left.
         """
 
 
 def chosen(kind: Kind, device: str) -> Attend:
-    """The form that ``kind`` names; auto: the fused kernel on a GPU, row by row elsewhere, as it cannot train on a CPU."""
-    if kind == "flex" or (kind == "auto" and device == "cuda"):
+    """The form that ``kind`` names; auto: flash on a GPU, row by row elsewhere."""
+    if kind == "flash" or (kind == "auto" and device == "cuda"):
+        from draftsmith.draft.attention_flash import flash_attention
+
+        return flash_attention
+    if kind == "flex":
         from draftsmith.draft.attention_flex import flex_attention
 
         return flex_attention

@@ -20,7 +20,7 @@ def eager_attention(
     own: Sequence[tuple[Tensor, Tensor]],
     seen: Tensor,
     segments: Sequence[Segment],
-    since: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Arguments and result as :class:`draftsmith.draft.attention.Attend` has them; softmax in the dtype of ``query``."""
     repeat = query.shape[1] // key.shape[1]
@@ -29,8 +29,8 @@ def eager_attention(
     for segment in segments:
         mask[segment.first_query : segment.last_query, segment.first_key : segment.last_key] = True
     mask &= torch.arange(total, device=query.device) <= seen[:, None]
-    if since is not None:
-        mask &= torch.arange(total, device=query.device) >= since[:, None]
+    if window is not None:
+        mask &= torch.arange(total, device=query.device) > seen[:, None] - window
     diagonal = torch.eye(count, dtype=torch.bool, device=query.device)
     keys = torch.cat([key, *(pair[0] for pair in own)]).repeat_interleave(repeat, 1)
     values = torch.cat([value, *(pair[1] for pair in own)]).repeat_interleave(repeat, 1)

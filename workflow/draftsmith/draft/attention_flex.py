@@ -31,20 +31,20 @@ def flex_attention(
     own: Sequence[tuple[Tensor, Tensor]],
     seen: Tensor,
     segments: Sequence[Segment],
-    since: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Arguments and result as :class:`draftsmith.draft.attention.Attend` has them."""
     count = len(query)
     if not count:
         # Nothing to compute, but every weight on the way here still gets a gradient of zeros.
-        return rows_attention(query, key, value, own, seen, segments, since)
+        return rows_attention(query, key, value, own, seen, segments, window)
     queries, keys = _padded(count), _padded(len(key))
     first = torch.repeat_interleave(
         torch.tensor([segment.first_key for segment in segments]),
         torch.tensor([segment.last_query - segment.first_query for segment in segments]),
     ).to(seen.device, non_blocking=True)
-    if since is not None:
-        first = torch.maximum(first, since)
+    if window is not None:
+        first = torch.maximum(first, seen + 1 - window)
     # A query of the padding sees the key that the last query ends with: one without any key would be no number, and another
     # key might lie far from what its block sees. Nobody reads its output.
     padding = seen[-1:].expand(queries - count)

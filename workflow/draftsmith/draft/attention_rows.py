@@ -26,11 +26,11 @@ def rows_attention(
     own: Sequence[tuple[Tensor, Tensor]],
     seen: Tensor,
     segments: Sequence[Segment],
-    since: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor:
     """Arguments and result as :class:`draftsmith.draft.attention.Attend` has them."""
     flat = [tensor for pair in own for tensor in pair]
-    return _RowsAttention.apply(query, key, value, seen, since, tuple(segments), *flat)
+    return _RowsAttention.apply(query, key, value, seen, window, tuple(segments), *flat)
 
 
 class _RowsAttention(torch.autograd.Function):
@@ -43,10 +43,11 @@ class _RowsAttention(torch.autograd.Function):
         key: Tensor,
         value: Tensor,
         seen: Tensor,
-        since: Tensor | None,
+        window: int | None,
         segments: tuple[Segment, ...],
         *own: Tensor,
     ) -> Tensor:
+        ctx.segments, ctx.window = segments, window
         with torch.autocast(query.device.type, enabled=False):
             q, k, v = (
                 _grouped(query, key.shape[1]),
@@ -59,7 +60,7 @@ class _RowsAttention(torch.autograd.Function):
             out = torch.empty_like(q)
             lse = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
             for first, last, keys in _blocks(segments, q.shape[0] * q.shape[2]):
-                scores = _scores(q, k, (seen, since), first, last, keys, scale)
+                scores = _scores(q, k, (seen, ctx.window), first, last, keys, scale)
                 top = scores.amax(-1)
                 for each in own_scores:
                     top = torch.maximum(top, each[:, first:last])
@@ -72,13 +73,12 @@ class _RowsAttention(torch.autograd.Function):
                     mixed = torch.addcmul(mixed, weight[..., None], own_value[:, first:last, None].float())
                 out[:, first:last] = (mixed / total[..., None]).to(out.dtype)
                 lse[:, first:last] = total.log_().add_(top)
-        ctx.save_for_backward(q, k, v, out, lse, seen, since, *own)
-        ctx.segments = segments
+        ctx.save_for_backward(q, k, v, out, lse, seen, *own)
         return _ungrouped(out)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        q, k, v, out, lse, seen, since, *own = ctx.saved_tensors
+        q, k, v, out, lse, seen, *own = ctx.saved_tensors
         group, scale = q.shape[2], q.shape[-1] ** -0.5
         with torch.autocast(q.device.type, enabled=False):
             d_out = _grouped(gradient, k.shape[0])
@@ -87,7 +87,7 @@ class _RowsAttention(torch.autograd.Function):
             d_q = torch.zeros_like(q, dtype=torch.float32)
             d_k, d_v = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
             for first, last, keys in _blocks(ctx.segments, q.shape[0] * group):
-                scores = _scores(q, k, (seen, since), first, last, keys, scale)
+                scores = _scores(q, k, (seen, ctx.window), first, last, keys, scale)
                 weights = scores.sub_(lse[:, first:last, :, None]).exp_()
                 given = d_out[:, first:last]
                 d_v[:, keys] += _matmul_transposed(weights.to(given.dtype), given)
@@ -139,14 +139,14 @@ def _blocks(segments: Sequence[Segment], heads: int) -> list[tuple[int, int, sli
 
 
 def _scores(
-    q: Tensor, k: Tensor, bounds: tuple[Tensor, Tensor | None], first: int, last: int, keys: slice, scale: float
+    q: Tensor, k: Tensor, bounds: tuple[Tensor, int | None], first: int, last: int, keys: slice, scale: float
 ) -> Tensor:
     """Scaled scores [kv heads, n, group, keys], float32; -inf where a key lies behind the query or before its window."""
     scores = _matmul(q[:, first:last], k[:, keys].transpose(1, 2), q.shape[2]).mul_(scale)
-    (seen, since), places = bounds, torch.arange(keys.start, keys.stop, device=q.device)
+    (seen, window), places = bounds, torch.arange(keys.start, keys.stop, device=q.device)
     hidden = places > seen[first:last, None]
-    if since is not None:
-        hidden |= places < since[first:last, None]
+    if window is not None:
+        hidden |= places <= seen[first:last, None] - window
     return scores.masked_fill_(hidden[None, :, None], float("-inf"))
 
 

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from draftsmith.draft.slots import left_at
 from draftsmith.draft.teacher import Teacher, product
+from draftsmith.draft.transfer import moved
 
 # Most logits held at once: 2**25 float32 are 128 MiB, of which a handful live at a time. A GPU has the room for larger blocks,
 # each of which adds to lm_head's gradient once.
@@ -111,7 +112,7 @@ class _BlockLoss(torch.autograd.Function):
                     first, last = cuts[step][block], cuts[step][block + 1]
                     if first == last:
                         continue
-                    source = sources[step][first:last].to(device)
+                    source = moved(sources[step][first:last], device)
                     own = state[first:last].to(dtype)
                     logits = product(own, cast_head)
                     if choices is not None:

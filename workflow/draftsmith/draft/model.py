@@ -6,7 +6,7 @@ neither trained, nor saved, nor exported, since the server shares the target's.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotat
 
 from draftsmith.draft.attention import Segment, chosen
 from draftsmith.draft.slots import left_at, take
+from draftsmith.draft.transfer import moved
 
 if TYPE_CHECKING:
     from draftsmith.draft.attention import Kind
@@ -41,6 +42,8 @@ class Rows(Protocol):
     """Slots of each row; they sum to S."""
     counted: list[int]
     """Slots of each row that count at step 0; they sum to N, and none is 0."""
+    firsts: list[int]
+    """Index in 0 .. S-1 of each row's first slot that counts."""
 
 
 class RMSNorm(nn.Module):
@@ -63,15 +66,10 @@ class Attention(nn.Module):
 
     def __init__(self, shape: DraftShape) -> None:
         super().__init__()
-        self.head_dim = shape.head_dim
         self.q_proj = nn.Linear(2 * shape.hidden_size, shape.heads * shape.head_dim, bias=False)
         self.k_proj = nn.Linear(2 * shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
         self.v_proj = nn.Linear(2 * shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
         self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden_size, bias=False)
-
-    def heads(self, x: Tensor) -> Tensor:
-        """[T, heads x d] -> [T, heads, d]."""
-        return x.unflatten(-1, (-1, self.head_dim))
 
 
 class MLP(nn.Module):
@@ -83,9 +81,20 @@ class MLP(nn.Module):
         self.up_proj = nn.Linear(shape.hidden_size, shape.intermediate_size, bias=False)
         self.down_proj = nn.Linear(shape.intermediate_size, shape.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, H] -> [T, H]."""
-        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+class Matrices(NamedTuple):
+    """The layer's matrices as the steps multiply by them, [out, in] each.
+
+    Cast once for all steps, and not by each: so their gradients are also summed over the steps before they are cast back.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    o: Tensor
+    gate: Tensor
+    up: Tensor
+    down: Tensor
 
 
 class Layer(nn.Module):
@@ -98,6 +107,14 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.self_attn = Attention(shape)
         self.mlp = MLP(shape)
+
+    def matrices(self) -> Matrices:
+        """Its matrices in the precision of matrix products."""
+        attention, mlp = self.self_attn, self.mlp
+        linear = (
+            attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj,
+        )  # fmt: skip
+        return Matrices(*(_cast(each.weight) for each in linear))
 
 
 class Eagle3Draft(nn.Module):
@@ -145,7 +162,9 @@ class Eagle3Draft(nn.Module):
         hidden = self.combine(rows.aux)
         both, residual = self._both(embedded, hidden)
         cos, sin = self._rotation(rows.positions, both)
-        key, value = self._key_and_value(both, cos, sin)
+        layer: Layer = self.layers[0]  # type: ignore[assignment]
+        by = layer.matrices()
+        key, value = self._key_and_value(both, cos, sin, by.k, by.v)
 
         window = self.shape.attention_window
         slots = rows.slots
@@ -160,19 +179,19 @@ class Eagle3Draft(nn.Module):
                 left = left[still]
                 if not len(left):
                     break
-                still = still.to(slots.device)
+                still = moved(still, slots.device)
                 slots = slots[still]
                 both, residual = self._both(embedded[slots + step], take(fed_back, still))
                 cos, sin = self._rotation(rows.positions[slots] + step, both)
                 own = [(take(each_key, still), take(each_value, still)) for each_key, each_value in own]
-                own.append(self._key_and_value(both, cos, sin))
-            query = self._query(both, cos, sin)
-            since, near = None, own
+                own.append(self._key_and_value(both, cos, sin, by.k, by.v))
+            query = self._query(both, cos, sin, by.q)
+            reach, near = None, own
             if window is not None:
                 # The query stands at its slot's position + step, and an own key of step j at that + j.
-                since, near = slots + (step + 1 - window), own[-window:]
-            mixed = self._attend(query, key, value, near, slots, _segments(rows, left), since)
-            output, fed_back = self._rest(mixed, residual)
+                reach, near = window - step, own[-window:]
+            mixed = self._attend(query, key, value, near, slots, _segments(rows, left), reach)
+            output, fed_back = self._rest(mixed, residual, by.o, by.gate, by.up, by.down)
             outputs.append(output)
         return outputs
 
@@ -185,23 +204,29 @@ class Eagle3Draft(nn.Module):
             [_cast(layer.input_layernorm(embedded)), _cast(normed)], -1
         ), normed if self.shape.norm_before_residual else hidden
 
-    def _key_and_value(self, both: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        attention: Attention = self.layers[0].self_attn  # type: ignore[union-attr, assignment]
-        key = _rotate(attention.heads(attention.k_proj(both)), cos, sin)
-        return key, attention.heads(attention.v_proj(both))
+    def _key_and_value(self, both: Tensor, cos: Tensor, sin: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        key = _rotate(self._heads(functional.linear(both, k)), cos, sin)
+        return key, self._heads(functional.linear(both, v))
 
-    def _query(self, both: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        attention: Attention = self.layers[0].self_attn  # type: ignore[union-attr, assignment]
-        return _rotate(attention.heads(attention.q_proj(both)), cos, sin)
+    def _query(self, both: Tensor, cos: Tensor, sin: Tensor, q: Tensor) -> Tensor:
+        return _rotate(self._heads(functional.linear(both, q)), cos, sin)
 
-    def _rest(self, mixed: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def _heads(self, x: Tensor) -> Tensor:
+        """[T, heads x d] -> [T, heads, d]."""
+        return x.unflatten(-1, (-1, self.shape.head_dim))
+
+    def _rest(
+        self, mixed: Tensor, residual: Tensor, o: Tensor, gate: Tensor, up: Tensor, down: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The layer behind attention, and the final norm: lm_head's input and the hidden state that the next step takes."""
         layer: Layer = self.layers[0]  # type: ignore[assignment]
-        residual = residual + layer.self_attn.o_proj(mixed.flatten(-2))
+        residual = residual + functional.linear(mixed.flatten(-2), o)
+        normed = _cast(layer.post_attention_layernorm(residual))
+        gated = functional.silu(functional.linear(normed, gate)) * functional.linear(normed, up)
         # vLLM calls this sum hidden_prenorm: it is what the next step is fed with, unless norm_output is set.
-        before = layer.mlp(layer.post_attention_layernorm(residual)) + residual
-        normed = self.norm(before)
-        return normed, normed if self.shape.norm_output else before
+        before = functional.linear(gated, down) + residual
+        output = self.norm(before)
+        return output, output if self.shape.norm_output else before
 
     def _rotation(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin [T, 1, d], float32, of int64 positions [T]."""
@@ -221,12 +246,11 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _segments(rows: Rows, left: Tensor) -> list[Segment]:
-    """The rows of a pack that still have queries; ``left`` int64 [N_k] indexes the slots that counted at step 0."""
+    """The rows of a pack with the queries that they still have; ``left`` int64 [N_k] indexes the slots that counted at step 0."""
     segments = []
     ends = torch.searchsorted(left, torch.tensor(rows.counted, dtype=torch.int64).cumsum(0)).tolist()
     query = key = 0
-    for width, end in zip(rows.widths, ends, strict=True):
-        if end > query:
-            segments.append(Segment(query, end, key, key + width))
+    for width, end, first in zip(rows.widths, ends, rows.firsts, strict=True):
+        segments.append(Segment(query, end, key, key + width, first))
         query, key = end, key + width
     return segments

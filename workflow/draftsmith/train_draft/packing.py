@@ -30,6 +30,7 @@ class Pack:
     depth: Tensor
     widths: list[int]
     counted: list[int]
+    firsts: list[int]
     counts: Tensor
     """int64 [steps], on the CPU: slots that count at each step."""
     row_ids: list[str]
@@ -48,7 +49,7 @@ _MOVED = ("input_ids", "positions", "aux", "final", "slots")
 def collate(examples: Sequence[Example], steps: int, pin: bool = False) -> Pack:
     """Lay rows end to end, in the order given; with ``pin`` in page-locked memory, from where a GPU copies without a detour."""
     ids, positions, aux, final, slots = [], [], [], [], []
-    widths, counted = [], []
+    widths, counted, firsts = [], [], []
     base = 0
     for example in examples:
         width = int(example.slots[-1])
@@ -58,6 +59,7 @@ def collate(examples: Sequence[Example], steps: int, pin: bool = False) -> Pack:
         final.append(example.states.final[example.slots])
         # Slot i of the row is entry i-1 of its part of the pack.
         slots.append(example.slots - 1 + base)
+        firsts.append(int(example.slots[0]) - 1 + base)
         widths.append(width)
         counted.append(len(example.slots))
         base += width
@@ -71,6 +73,7 @@ def collate(examples: Sequence[Example], steps: int, pin: bool = False) -> Pack:
         depth=depth,
         widths=widths,
         counted=counted,
+        firsts=firsts,
         counts=alignment.counts(depth, steps),
         row_ids=[example.row.row_id for example in examples],
         tokens=sum(example.row.length for example in examples),
@@ -97,6 +100,7 @@ def empty_pack(hidden_size: int, layers: int, steps: int) -> Pack:
         depth=nothing,
         widths=[],
         counted=[],
+        firsts=[],
         counts=torch.zeros(steps, dtype=torch.int64),
         row_ids=[],
         tokens=0,
