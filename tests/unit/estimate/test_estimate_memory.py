@@ -117,7 +117,7 @@ def test_what_a_step_keeps_is_what_autograd_keeps(tmp_path: Path) -> None:
         aux = torch.randn(tokens, 3 * 256)
         slots = torch.arange(counting)
         depth = torch.full((counting,), 9)
-        widths, counted = [tokens], [counting]
+        widths, counted, firsts = [tokens], [counting], [0]
 
     def kept(steps: int) -> int:
         seen: dict[int, int] = {}

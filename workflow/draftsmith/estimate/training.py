@@ -67,6 +67,15 @@ def on_device(subject: Subject, draft: DraftShape, world: int, supervised: float
         _activations(subject, draft, supervised),
         _logits(subject, draft),
     ]  # fmt: skip
+    if (item := _dtype(subject)) < 4:
+        cast = parts["attention"] + parts["mlp"]
+        figures.append(
+            Figure(
+                name="matrices as they are multiplied",
+                bytes=2 * item * cast,
+                formula=f"{item} bytes x {cast:,}, and as much for their gradients",
+            )
+        )
     if world > 1 and not config.fsdp:
         figures.append(
             Figure(name="DDP's buckets", bytes=4 * trained, formula=f"4 bytes x {trained:,}, with {world} processes")
