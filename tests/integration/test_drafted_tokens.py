@@ -1,4 +1,4 @@
-"""What vLLM drafts with an exported draft: token by token what a plain run of its two files gives, with a window and without."""
+"""What vLLM drafts with an exported draft: token by token what a plain run of its two files gives: whole, with a window, with latent attention."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ K = 4
 PROMPTS = rows_of([180, 21, 5], seed=30)
 
 
-def exported(folder: Path, window: int | None) -> tuple[Path, Tensor, dict[str, Any]]:
+def exported(folder: Path, model_type: str, train: dict[str, Any]) -> tuple[Path, Tensor, dict[str, Any]]:
     """The folder of a draft of random weights, the target's embedding, and target.json."""
-    model = tiny.model(folder / "model")
+    model = tiny.model(folder / "model", model_type)
     target = tiny.target(model)
-    config = settings(folder, train={"attention_window": window}, export={"dtype": "float32"})
+    config = settings(folder, train=train, export={"dtype": "float32"})
     random = torch.Generator().manual_seed(3)
     d2t = torch.randperm(320, generator=random)[:200].sort().values - torch.arange(200)
     weights = load_file(model / "model.safetensors")
@@ -95,15 +95,24 @@ def rolled_out(server: PlainServer, ids: Tensor, tokens: list[int], states: dict
     return drafted
 
 
-@pytest.mark.parametrize("window", [None, 6])
+@pytest.mark.parametrize(
+    ("model_type", "train", "args"),
+    [
+        ("llama", {}, {"block_size": 32}),
+        ("llama", {"attention_window": 6}, {"block_size": 32}),
+        ("deepseek_v3", {"architecture": "mla"}, {}),
+    ],
+    ids=["whole", "window", "latent"],
+)
 def test_vllm_drafts_what_a_plain_run_drafts(
-    window: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model_type: str, train: dict[str, Any], args: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draft, embedding, target = exported(tmp_path, window)
+    draft, embedding, target = exported(tmp_path, model_type, train)
+    window = train.get("attention_window")
     # Prompts are read whole: what is asked here is the draft, not how a prompt is cut.
-    config = settings(tmp_path, engine={"args": {"block_size": 32}, "max_num_seqs": 1, "max_num_batched_tokens": 256})
+    config = settings(tmp_path, engine={"args": args, "max_num_seqs": 1, "max_num_batched_tokens": 256})
     engine.prepare_environment(config)
-    vllm_compat.model_class(["LlamaForCausalLM"])
+    vllm_compat.model_class(list(target["architectures"]))
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 

@@ -305,6 +305,8 @@ class Train(Section):
     """Norm the state of each captured layer before they are combined (EAGLE-3.1's `fc_norm`)."""
     norm_output: bool = False
     """Feed the normed output back into the next draft step (EAGLE-3.1's `norm_output`)."""
+    architecture: Literal["llama", "mla"] = "llama"
+    """The draft's layer: `llama`'s, beside any target, or one with the latent attention (MLA) of a target that has it (DeepSeek-V3, Kimi-K2), which shares the target's kind of KV cache."""
     attention_window: Positive | None = None
     """Positions that the draft's attention sees, its own among them, in training and as served; unset: all before it."""
     train_head: bool = True
@@ -427,6 +429,8 @@ def check_consistent(config: Config, origin: str) -> None:
             f"{origin}: train.pack_tokens ({config.train.pack_tokens}) must hold the longest row, "
             f"tokenize.max_length ({config.tokenize.max_length})"
         )
+    if config.train.architecture == "mla":
+        _check_mla(config, origin)
     if "sglang" in config.export.layouts:
         _check_sglang(config, origin)
     most = max(config.evaluate.concurrency, default=0)
@@ -434,6 +438,20 @@ def check_consistent(config: Config, origin: str) -> None:
         raise DraftsmithError(
             f"{origin}: evaluate.concurrency asks for {most} requests in flight, and the engine works on "
             f"{config.engine.max_num_seqs} at once; raise engine.max_num_seqs"
+        )
+
+
+def _check_mla(config: Config, origin: str) -> None:
+    """Fail before anything is trained that vLLM's draft with latent attention could not be."""
+    if config.train.attention_window is not None:
+        raise DraftsmithError(
+            f"{origin}: train.attention_window ({config.train.attention_window}): vLLM's latent attention always sees the whole "
+            "context; leave it unset, or set train.architecture: llama"
+        )
+    if config.export.layouts:
+        raise DraftsmithError(
+            f"{origin}: export.layouts ({', '.join(config.export.layouts)}) are of drafts with a Llama layer; a draft with "
+            "train.architecture: mla has one layout, so set export.layouts: []"
         )
 
 

@@ -42,10 +42,31 @@ class Trained:
         return of_export(self.folder / "draft", self.embedding)
 
 
-@pytest.fixture(params=[None, 4], ids=["all positions", "a window of 4"])
+# What the config of a target with latent attention has, in small; values are narrower than keys.
+LATENT = {
+    "kv_lora_rank": 12, "q_lora_rank": 10, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 16, "num_attention_heads": 3,
+    "rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 2, "beta_slow": 1,
+        "mscale": 1.0, "mscale_all_dim": 1.0,
+    },
+}  # fmt: skip
+KINDS: dict[str, dict[str, Any]] = {
+    "all positions": {},
+    "a window of 4": {"attention_window": 4},
+    "latent attention": {"architecture": "mla"},
+    "latent attention, queries in one step": {"architecture": "mla"},
+}
+
+
+@pytest.fixture(params=list(KINDS))
 def trained(make_run: Callable[..., Any], request: pytest.FixtureRequest) -> Trained:
     """Half trained, on answers that are the target's own greedy ones; a fifth of the tokens is outside the draft vocabulary."""
     run = make_run(validation=6)
+    if "latent" in request.param:
+        ranks = {"q_lora_rank": None} if "one step" in request.param else {}
+        place = run.folder / "tiny" / "config.json"
+        # Of a type that transformers does not know, so that it is read as it stands.
+        write_json(place, read_json(place) | LATENT | ranks | {"model_type": "latent_of_a_test"})
     kept = torch.tensor([token for token in range(48) if token % 5])
     save_file({"d2t": kept - torch.arange(len(kept))}, run.folder / "vocabulary.safetensors")
     settings = {
@@ -53,7 +74,7 @@ def trained(make_run: Callable[..., Any], request: pytest.FixtureRequest) -> Tra
         "max_steps": 25,
         "eval_steps": 100,
         "norm_output": True,
-        "attention_window": request.param,
+        **KINDS[request.param],
     }
     report = run.train(**settings)
     given = read_json(run.folder / "target.json") | {"max_positions": 256}

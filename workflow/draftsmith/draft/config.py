@@ -1,6 +1,7 @@
 """The shape of a draft, derived from its target's config.json.
 
-The draft is one Llama layer whatever the target is: vLLM serves that layer beside any target that hands out its states.
+The draft is one Llama layer whatever the target is: vLLM serves that layer beside any target that hands out its states. Where
+``train.architecture`` asks for it, its attention is latent as the target's own is.
 Width, heads, head size, dense MLP width, rope and positions come from the target, so that a server needs no kernel that it
 does not use already; where the target's own cannot be had (latent attention, linear attention, per-layer sizes) the draft
 takes heads of 128.
@@ -8,8 +9,9 @@ takes heads of 128.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +28,28 @@ _SAFE_ROPE = {"default", "linear", "llama3", "yarn"}
 # Keys of multi-axis, partial or layered rope: a text-only draft rotates the whole head by one position.
 _DROPPED_ROPE_KEYS = {"mrope_section", "mrope_interleaved", "partial_rotary_factor", "rope_dim", "type"}
 _LARGEST_HEAD = 256
+
+
+@dataclass(frozen=True)
+class Latent:
+    """Sizes of multi-head latent attention, by their names in the configs of DeepSeek's family."""
+
+    q_lora_rank: int | None
+    """Width of the queries' latent vector; None where queries are projected in one step."""
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+    def sharpening(self, rope: Mapping[str, Any]) -> float:
+        """What scores are multiplied with besides 1 / sqrt(d): yarn's m squared, m = 0.1 mscale_all_dim ln(factor) + 1.
+
+        From DeepSeek-V2's own code (``yarn_get_mscale``), which vLLM and transformers follow; 1 without yarn.
+        """
+        factor, share = float(rope.get("factor") or 1.0), float(rope.get("mscale_all_dim") or 0.0)
+        if rope["rope_type"] == "default" or factor <= 1.0:
+            return 1.0
+        return (0.1 * share * math.log(factor) + 1.0) ** 2
 
 
 @dataclass(frozen=True)
@@ -55,6 +79,15 @@ class DraftShape:
     """The target's logits z are cap * tanh(z / cap)."""
     attention_window: int | None = None
     """Positions that a query of the draft sees, its own among them; all, where it is None."""
+    latent: Latent | None = None
+    """Latent attention; then each head has a key of its own and ``head_dim`` is the width of queries and keys."""
+
+    def rotated(self) -> LlamaConfig:
+        """A layer whose heads are as wide as what is turned of a head here."""
+        if self.latent is None:
+            return self.llama()
+        # Its other sizes need not be those of a Llama layer, which transformers would refuse.
+        return replace(self, heads=1, kv_heads=1, head_dim=self.latent.qk_rope_head_dim).llama()
 
     def llama(self) -> LlamaConfig:
         """The layer as transformers' LlamaConfig."""
@@ -105,7 +138,12 @@ def draft_shape(
         raise DraftsmithError(
             f"the draft vocabulary has {draft_vocab} tokens and the target only {vocab}; lower vocabulary.size to at most {vocab}"
         )
-    heads, kv_heads, head_dim = _heads(text, hidden)
+    latent = _latent_sizes(text, target) if train.architecture == "mla" else None
+    if latent is None:
+        heads, kv_heads, head_dim = _heads(text, hidden)
+    else:
+        heads = kv_heads = int(text["num_attention_heads"])
+        head_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim
     return DraftShape(
         hidden_size=hidden,
         heads=heads,
@@ -113,7 +151,7 @@ def draft_shape(
         head_dim=head_dim,
         intermediate_size=train.intermediate_size or _intermediate_size(text, hidden),
         rms_norm_eps=float(text.get("rms_norm_eps") or 1e-6),
-        rope=_rope(text, plain=_latent(text)),
+        rope=_rope(text, plain=_latent(text)) if latent is None else _latent_rope(text),
         max_positions=int(text.get("max_position_embeddings") or 8192),
         target_vocab=vocab,
         draft_vocab=draft_vocab,
@@ -124,6 +162,7 @@ def draft_shape(
         logit_scale=_logit_scale(text),
         logit_cap=text.get("final_logit_softcapping") or None,
         attention_window=train.attention_window,
+        latent=latent,
     )
 
 
@@ -151,6 +190,38 @@ def text_config(folder: Path, trust_remote_code: bool) -> dict[str, Any]:
 def _latent(text: Mapping[str, Any]) -> bool:
     """Whether the target has multi-head latent attention, whose heads and rope say nothing about a Llama layer's."""
     return bool(text.get("kv_lora_rank"))
+
+
+def _latent_sizes(text: Mapping[str, Any], target: Mapping[str, Any]) -> Latent:
+    """The target's own latent attention."""
+    sizes = {field.name: text.get(field.name) for field in fields(Latent)}
+    missing = [name for name, size in sizes.items() if not isinstance(size, int) and name != "q_lora_rank"]
+    if missing:
+        raise DraftsmithError(
+            f"train.architecture: mla needs a target with latent attention, and the config of {target['path']} has no {missing[0]}; "
+            "set train.architecture: llama"
+        )
+    latent = Latent(**sizes)  # type: ignore[arg-type]
+    if latent.v_head_dim > latent.qk_nope_head_dim + latent.qk_rope_head_dim:
+        raise DraftsmithError(
+            f"train.architecture: mla needs values no wider than keys, and {target['path']} has others; set train.architecture: llama"
+        )
+    return latent
+
+
+def _latent_rope(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The target's own rope, which its server computes for a draft of the same attention as for itself."""
+    rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    kind = rope.pop("type", None)
+    rope.setdefault("rope_type", kind or "default")
+    rope.setdefault("rope_theta", float(text.get("rope_theta") or 10000.0))
+    if rope["rope_type"] not in ("default", "yarn"):
+        raise DraftsmithError(
+            f"train.architecture: mla is served with plain rope or yarn, and the target has {rope['rope_type']}; set train.architecture: llama"
+        )
+    if rope["rope_type"] == "yarn":
+        rope.setdefault("original_max_position_embeddings", text.get("max_position_embeddings"))
+    return {name: value for name, value in rope.items() if value is not None}
 
 
 def _heads(text: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:

@@ -1,6 +1,7 @@
-"""The EAGLE-3 draft as a module, computing in training exactly what vLLM's Eagle3LlamaForCausalLM computes in serving.
+"""The EAGLE-3 draft as a module, computing in training exactly what vLLM computes in serving.
 
-Parameters carry the names under which vLLM loads them. The embedding is the target's, frozen, and no parameter: it is
+There it is Eagle3LlamaForCausalLM, or Eagle3DeepseekV2ForCausalLM with latent attention. Parameters carry the names under which
+vLLM loads them. The embedding is the target's, frozen, and no parameter: it is
 neither trained, nor saved, nor exported, since the server shares the target's.
 """
 
@@ -11,9 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from draftsmith.draft import self_attention
 from draftsmith.draft.attention import Segment, chosen
+from draftsmith.draft.parts import RMSNorm, cast
 from draftsmith.draft.slots import left_at, take
 from draftsmith.draft.transfer import moved
 
@@ -46,32 +49,6 @@ class Rows(Protocol):
     """Index in 0 .. S-1 of each row's first slot that counts."""
 
 
-class RMSNorm(nn.Module):
-    """x / sqrt(mean(x^2) + eps) * weight, in float32 whatever comes in."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise the last axis; float32, or float64 where that comes in."""
-        return functional.rms_norm(
-            x.to(torch.promote_types(x.dtype, torch.float32)), self.weight.shape, self.weight, self.eps
-        )
-
-
-class Attention(nn.Module):
-    """Projections of grouped-query attention whose input is the embedding beside the hidden state, 2H wide."""
-
-    def __init__(self, shape: DraftShape) -> None:
-        super().__init__()
-        self.q_proj = nn.Linear(2 * shape.hidden_size, shape.heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(2 * shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(2 * shape.hidden_size, shape.kv_heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden_size, bias=False)
-
-
 class MLP(nn.Module):
     """SwiGLU."""
 
@@ -88,10 +65,7 @@ class Matrices(NamedTuple):
     Cast once for all steps, and not by each: so their gradients are also summed over the steps before they are cast back.
     """
 
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
+    attention: self_attention.Matrices
     gate: Tensor
     up: Tensor
     down: Tensor
@@ -105,16 +79,19 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = (
+            self_attention.GroupedAttention(shape)
+            if shape.latent is None
+            else self_attention.LatentAttention(shape, shape.latent)
+        )
         self.mlp = MLP(shape)
 
     def matrices(self) -> Matrices:
         """Its matrices in the precision of matrix products."""
-        attention, mlp = self.self_attn, self.mlp
-        linear = (
-            attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj,
-        )  # fmt: skip
-        return Matrices(*(_cast(each.weight) for each in linear))
+        mlp = self.mlp
+        return Matrices(
+            self.self_attn.matrices(), cast(mlp.gate_proj.weight), cast(mlp.up_proj.weight), cast(mlp.down_proj.weight)
+        )
 
 
 class Eagle3Draft(nn.Module):
@@ -127,7 +104,7 @@ class Eagle3Draft(nn.Module):
         super().__init__()
         self.shape = shape
         self.register_buffer("embed_tokens", embedding, persistent=False)
-        self.rotary = LlamaRotaryEmbedding(shape.llama())
+        self.rotary = LlamaRotaryEmbedding(shape.rotated())
         self.fc = nn.Linear(len(shape.layers) * shape.hidden_size, shape.hidden_size, bias=False)
         if shape.fc_norm:
             self.fc_norm = nn.ModuleList(RMSNorm(shape.hidden_size, shape.rms_norm_eps) for _ in shape.layers)
@@ -164,7 +141,7 @@ class Eagle3Draft(nn.Module):
         cos, sin = self._rotation(rows.positions, both)
         layer: Layer = self.layers[0]  # type: ignore[assignment]
         by = layer.matrices()
-        key, value = self._key_and_value(both, cos, sin, by.k, by.v)
+        key, value = self._key_and_value(both, cos, sin, *by.attention.key_value)
 
         window = self.shape.attention_window
         slots = rows.slots
@@ -184,14 +161,14 @@ class Eagle3Draft(nn.Module):
                 both, residual = self._both(embedded[slots + step], take(fed_back, still))
                 cos, sin = self._rotation(rows.positions[slots] + step, both)
                 own = [(take(each_key, still), take(each_value, still)) for each_key, each_value in own]
-                own.append(self._key_and_value(both, cos, sin, by.k, by.v))
-            query = self._query(both, cos, sin, by.q)
+                own.append(self._key_and_value(both, cos, sin, *by.attention.key_value))
+            query = self._query(both, cos, sin, *by.attention.query)
             reach, near = None, own
             if window is not None:
                 # The query stands at its slot's position + step, and an own key of step j at that + j.
                 reach, near = window - step, own[-window:]
             mixed = self._attend(query, key, value, near, slots, _segments(rows, left), reach)
-            output, fed_back = self._rest(mixed, residual, by.o, by.gate, by.up, by.down)
+            output, fed_back = self._rest(mixed, residual, by.attention.output, by.gate, by.up, by.down)
             outputs.append(output)
         return outputs
 
@@ -201,27 +178,26 @@ class Eagle3Draft(nn.Module):
         normed = layer.hidden_norm(hidden)
         # Embeddings are normed anew at each step: they come without a gradient, which would have to be put back in place.
         return torch.cat(
-            [_cast(layer.input_layernorm(embedded)), _cast(normed)], -1
+            [cast(layer.input_layernorm(embedded)), cast(normed)], -1
         ), normed if self.shape.norm_before_residual else hidden
 
-    def _key_and_value(self, both: Tensor, cos: Tensor, sin: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        key = _rotate(self._heads(functional.linear(both, k)), cos, sin)
-        return key, self._heads(functional.linear(both, v))
+    def _key_and_value(self, both: Tensor, cos: Tensor, sin: Tensor, *by: Tensor) -> tuple[Tensor, Tensor]:
+        return self._attention().key_and_value(both, cos, sin, by)
 
-    def _query(self, both: Tensor, cos: Tensor, sin: Tensor, q: Tensor) -> Tensor:
-        return _rotate(self._heads(functional.linear(both, q)), cos, sin)
+    def _query(self, both: Tensor, cos: Tensor, sin: Tensor, *by: Tensor) -> Tensor:
+        return self._attention().query(both, cos, sin, by)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        """[T, heads x d] -> [T, heads, d]."""
-        return x.unflatten(-1, (-1, self.shape.head_dim))
+    def _attention(self) -> self_attention.GroupedAttention | self_attention.LatentAttention:
+        layer: Layer = self.layers[0]  # type: ignore[assignment]
+        return layer.self_attn
 
     def _rest(
         self, mixed: Tensor, residual: Tensor, o: Tensor, gate: Tensor, up: Tensor, down: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The layer behind attention, and the final norm: lm_head's input and the hidden state that the next step takes."""
         layer: Layer = self.layers[0]  # type: ignore[assignment]
-        residual = residual + functional.linear(mixed.flatten(-2), o)
-        normed = _cast(layer.post_attention_layernorm(residual))
+        residual = residual + functional.linear(self._attention().joined(mixed), o)
+        normed = cast(layer.post_attention_layernorm(residual))
         gated = functional.silu(functional.linear(normed, gate)) * functional.linear(normed, up)
         # vLLM calls this sum hidden_prenorm: it is what the next step is fed with, unless norm_output is set.
         before = functional.linear(gated, down) + residual
@@ -232,17 +208,6 @@ class Eagle3Draft(nn.Module):
         """cos and sin [T, 1, d], float32, of int64 positions [T]."""
         cos, sin = self.rotary(like.float()[:0], positions[None])
         return cos[0][:, None], sin[0][:, None]
-
-
-def _cast(x: Tensor) -> Tensor:
-    """``x`` in the precision of the matrix products that take it: once, and half as large, where several do."""
-    device = x.device.type
-    return x.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else x
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate [T, heads, d] by cos and sin [T, 1, d]; keeps the dtype of ``x``."""
-    return (x * cos + rotate_half(x) * sin).to(x.dtype)
 
 
 def _segments(rows: Rows, left: Tensor) -> list[Segment]:

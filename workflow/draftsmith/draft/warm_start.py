@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,7 +174,14 @@ def _check_settings(folder: Path, settings: Mapping[str, Any], shape: DraftShape
             )
     if settings.get("norm_before_fc", inner.get("norm_before_fc", False)):
         raise DraftsmithError(f"train.initial_draft: norm_before_fc of {folder} is true, which no draft here has")
-    sizes = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    sizes: dict[str, int | None] = {"num_attention_heads": shape.heads}
+    if shape.latent is None:
+        sizes |= {"num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
+    else:
+        sizes |= asdict(shape.latent)
+    if bool(layer.get("kv_lora_rank")) != (shape.latent is not None):
+        told, kind = ("no latent attention", "llama") if shape.latent else ("latent attention", "mla")
+        raise DraftsmithError(f"train.initial_draft: the layer of {folder} has {told}; set train.architecture: {kind}")
     for name, size in sizes.items():
         if layer.get(name) is not None and layer[name] != size:
             raise DraftsmithError(

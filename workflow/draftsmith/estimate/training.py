@@ -31,15 +31,25 @@ def shape(subject: Subject) -> DraftShape:
 
 def parameters(draft: DraftShape) -> dict[str, int]:
     """Weights of the draft by part; the embedding is the target's and is none of them."""
-    width, heads = draft.hidden_size, draft.heads * draft.head_dim
-    keys = draft.kv_heads * draft.head_dim
+    width = draft.hidden_size
     return {
         "fc": len(draft.layers) * width * width,
-        "attention": 2 * width * (heads + 2 * keys) + heads * width,
+        "attention": _attention(draft),
         "mlp": 3 * width * draft.intermediate_size,
         "norms": 4 * width + (len(draft.layers) * width if draft.fc_norm else 0),
         "lm_head": draft.draft_vocab * width,
     }
+
+
+def _attention(draft: DraftShape) -> int:
+    both, queries, latent = 2 * draft.hidden_size, draft.heads * draft.head_dim, draft.latent
+    if latent is None:
+        return both * (queries + 2 * draft.kv_heads * draft.head_dim) + queries * draft.hidden_size
+    rank = latent.q_lora_rank
+    asked = both * queries if rank is None else rank * (both + queries + 1)
+    keys = draft.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+    given = both * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank * (keys + 1)
+    return asked + given + draft.heads * latent.v_head_dim * draft.hidden_size
 
 
 def on_device(subject: Subject, draft: DraftShape, world: int, supervised: float) -> list[Figure]:

@@ -81,7 +81,8 @@ def run(
             "checks": checks,
         },
     )
-    log(f"exported to {folder} ({size / 1e6:.1f} MB, {len(checks)} checks passed); serve it with: vllm serve {folder}")
+    how = f"vllm serve {folder}" if shape.latent is None else f"the command in {folder / 'README.md'}"
+    log(f"exported to {folder} ({size / 1e6:.1f} MB, {len(checks)} checks passed); serve it with: {how}")
 
 
 def untrained(config: Config, *, target: Path, layers: list[int], vocabulary: Path, folder: Path) -> None:

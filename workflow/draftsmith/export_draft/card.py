@@ -33,6 +33,7 @@ def model_card(
         ("training's fingerprint", f"`{trained['fingerprint']}`"),
         ("captured layers (input of)", ", ".join(map(str, shape.layers)) + f" of {target['num_layers']}"),
         ("draft vocabulary", f"{shape.draft_vocab:,} of {shape.target_vocab:,} tokens"),
+        *([("attention", "latent (MLA), as the target's")] if shape.latent else []),
         ("trained weights", f"{trained['params']:,} ({exported['dtype']} here)"),
         ("flags", ", ".join(f"{flag}: {str(exported[flag]).lower()}" for flag in flags)),
         *([("attention window", f"{shape.attention_window:,} positions")] if shape.attention_window else []),
@@ -52,14 +53,17 @@ def model_card(
     table = "\n".join(["| | |", "| --- | --- |", *(f"| {label} | {value} |" for label, value in rows)])
     count = config.export.speculative_tokens
     beside = json.dumps({"method": "eagle3", "model": "THIS FOLDER", "num_speculative_tokens": count})
+    alone = f"    vllm serve THIS_FOLDER                                   # {count} tokens drafted; loads {name}\n"
+    if shape.latent is not None:
+        # vLLM reads the target's name from a draft with a Llama layer alone.
+        alone = ""
     return f"""{head}
 # EAGLE-3 draft for {target["source"]}
 
 A one-layer draft model for speculative decoding. It proposes tokens, the target checks them; greedy output stays that of the
 target. It is of no use without the target, whose embedding and hidden states it takes.
 
-    vllm serve THIS_FOLDER                                   # {count} tokens drafted; loads {name}
-    vllm serve {name} --speculative-config '{beside}'
+{alone}    vllm serve {name} --speculative-config '{beside}'
 
 {table}
 

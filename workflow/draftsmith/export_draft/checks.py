@@ -17,21 +17,17 @@ if TYPE_CHECKING:
 
 
 def expected_tensors(shape: DraftShape) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every weight that vLLM's Eagle3LlamaForCausalLM loads for a draft of this shape.
+    """Name and shape of every weight that vLLM's Eagle3LlamaForCausalLM or Eagle3DeepseekV2ForCausalLM loads for a draft of this shape.
 
     Written out rather than taken from the model, which it is there to check.
     """
-    hidden, both = shape.hidden_size, 2 * shape.hidden_size
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    hidden = shape.hidden_size
     tensors: dict[str, tuple[int, ...]] = {
         "fc.weight": (hidden, len(shape.layers) * hidden),
         "layers.0.input_layernorm.weight": (hidden,),
         "layers.0.hidden_norm.weight": (hidden,),
         "layers.0.post_attention_layernorm.weight": (hidden,),
-        "layers.0.self_attn.q_proj.weight": (queries, both),
-        "layers.0.self_attn.k_proj.weight": (keys, both),
-        "layers.0.self_attn.v_proj.weight": (keys, both),
-        "layers.0.self_attn.o_proj.weight": (hidden, queries),
+        **{f"layers.0.self_attn.{name}.weight": sizes for name, sizes in _attention_tensors(shape).items()},
         "layers.0.mlp.gate_proj.weight": (shape.intermediate_size, hidden),
         "layers.0.mlp.up_proj.weight": (shape.intermediate_size, hidden),
         "layers.0.mlp.down_proj.weight": (hidden, shape.intermediate_size),
@@ -43,6 +39,24 @@ def expected_tensors(shape: DraftShape) -> dict[str, tuple[int, ...]]:
     if shape.draft_vocab < shape.target_vocab:
         tensors |= {"d2t": (shape.draft_vocab,), "t2d": (shape.target_vocab,)}
     return tensors
+
+
+def _attention_tensors(shape: DraftShape) -> dict[str, tuple[int, ...]]:
+    hidden, both = shape.hidden_size, 2 * shape.hidden_size
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    latent = shape.latent
+    if latent is None:
+        return {"q_proj": (queries, both), "k_proj": (keys, both), "v_proj": (keys, both), "o_proj": (hidden, queries)}
+    rank = latent.q_lora_rank
+    whole = {"q_proj": (queries, both)}
+    parts = {} if rank is None else {"q_a_proj": (rank, both), "q_a_layernorm": (rank,), "q_b_proj": (queries, rank)}
+    return {
+        **(parts or whole),
+        "kv_a_proj_with_mqa": (latent.kv_lora_rank + latent.qk_rope_head_dim, both),
+        "kv_a_layernorm": (latent.kv_lora_rank,),
+        "kv_b_proj": (shape.heads * (latent.qk_nope_head_dim + latent.v_head_dim), latent.kv_lora_rank),
+        "o_proj": (hidden, shape.heads * latent.v_head_dim),
+    }
 
 
 def check(folder: Path, target: Mapping[str, Any], shape: DraftShape) -> list[dict[str, str]]:
@@ -122,6 +136,12 @@ def _check_mapping(file: Path, tensors: Mapping[str, Tensor], shape: DraftShape)
     return f"{shape.draft_vocab} of {shape.target_vocab} tokens, ids {int(ids[0])} to {int(ids[-1])}"
 
 
+def _layer(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json that describes the layer, which speculators' form keeps apart."""
+    layer: Mapping[str, Any] = settings.get("transformer_layer_config") or settings
+    return layer
+
+
 def _check_layers(folder: Path, settings: Mapping[str, Any], target: Mapping[str, Any]) -> str:
     layers = settings["eagle_aux_hidden_state_layer_ids"]
     if layers != sorted(set(layers)) or not layers or layers[0] < 0 or layers[-1] >= target["num_layers"]:
@@ -129,13 +149,13 @@ def _check_layers(folder: Path, settings: Mapping[str, Any], target: Mapping[str
             f"{folder / 'config.json'}: layers {layers} must be distinct, ascending and below {target['num_layers']}; "
             "correct target.layers"
         )
-    if settings["transformer_layer_config"]["num_aux_hidden_states"] != len(layers):
+    if _layer(settings)["num_aux_hidden_states"] != len(layers):
         raise DraftsmithError(f"{folder / 'config.json'}: num_aux_hidden_states does not count the layers {layers}")
     return f"{layers} of {target['num_layers']}"
 
 
 def _check_sizes(folder: Path, settings: Mapping[str, Any], target: Mapping[str, Any]) -> str:
-    layer = settings["transformer_layer_config"]
+    layer = _layer(settings)
     for key in ("hidden_size", "vocab_size"):
         if layer[key] != target[key]:
             raise DraftsmithError(f"{folder / 'config.json'}: {key} is {layer[key]}, the target's is {target[key]}")

@@ -1,11 +1,12 @@
-"""config.json of the exported draft, in the form of vllm-project/speculators.
+"""config.json of the exported draft, in the form of vllm-project/speculators; with latent attention in that of EAGLE's repository.
 
-All norm flags are written out, since vLLM's defaults for absent ones differ between its two formats.
+vLLM reads a Llama layer alone from the former. All norm flags are written out, since vLLM's defaults for absent ones differ between its two formats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,15 @@ def verifier(target: Mapping[str, Any]) -> str:
 
 
 def layer_config(shape: DraftShape) -> dict[str, Any]:
-    """The draft's layer as a LlamaConfig's keys, which every layout has somewhere."""
+    """The draft's layer as a LlamaConfig's keys, or a DeepseekV2Config's, which every layout has somewhere."""
     return {
-        "model_type": "llama",
+        **_kind(shape),
         "vocab_size": shape.target_vocab,
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
         "num_hidden_layers": 1,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": shape.rms_norm_eps,
         "max_position_embeddings": shape.max_positions,
@@ -45,8 +45,28 @@ def layer_config(shape: DraftShape) -> dict[str, Any]:
     }
 
 
+def _kind(shape: DraftShape) -> dict[str, Any]:
+    if shape.latent is None:
+        return {"model_type": "llama", "head_dim": shape.head_dim}
+    # As "deepseek_v3" vLLM would take any draft for a multi-token-prediction layer.
+    return {"model_type": "deepseek_v2", **asdict(shape.latent)}
+
+
 def draft_config(config: Config, target: Mapping[str, Any], shape: DraftShape, dtype: str) -> dict[str, Any]:
     """The content of config.json."""
+    if shape.latent is not None:
+        ids = list(shape.layers)
+        return layer_config(shape) | {
+            "architectures": ["Eagle3DeepseekV2ForCausalLM"],
+            "draft_vocab_size": shape.draft_vocab,
+            "eagle_aux_hidden_state_layer_ids": ids,
+            "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
+            "norm_before_residual": shape.norm_before_residual,
+            "norm_before_fc": False,
+            "fc_norm": shape.fc_norm,
+            "norm_output": shape.norm_output,
+            "dtype": dtype,
+        }
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
