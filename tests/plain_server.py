@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-
 LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
@@ -49,7 +48,10 @@ class PlainServer:
                 length = rope["original_max_position_embeddings"]
                 return width * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(rope["rope_theta"]))
 
-            low, high = max(math.floor(place(rope["beta_fast"])), 0), min(math.ceil(place(rope["beta_slow"])), width - 1)
+            low, high = (
+                max(math.floor(place(rope["beta_fast"])), 0),
+                min(math.ceil(place(rope["beta_slow"])), width - 1),
+            )
             slow = min(max((pair - low) / max(high - low, 0.001), 0.0), 1.0)
             return slow * frequency / rope["factor"] + (1 - slow) * frequency
         return frequency
