@@ -12,7 +12,7 @@ from draftsmith.draft.attention import Attend, Segment
 from draftsmith.draft.attention_eager import eager_attention
 from draftsmith.draft.attention_flash import flash_attention
 from draftsmith.draft.attention_flex import flex_attention
-from draftsmith.draft.config import DraftShape
+from draftsmith.draft.config import DraftShape, Latent
 from draftsmith.draft.initial import initial_draft
 from draftsmith.draft.slots import counted_slots
 from draftsmith.draft.teacher import Teacher
@@ -69,6 +69,7 @@ def test_fused_attention_equals_the_mask_with_gradients(
 
 def _apart(found: torch.Tensor, exact: torch.Tensor) -> float:
     """Size of the difference as a share of the size of ``exact``; 0 where both are 0."""
+    found, exact = found.detach(), exact.detach()
     return float((found - exact).norm() / exact.norm().clamp(min=1e-30)) if found.any() or exact.any() else 0.0
 
 
@@ -86,9 +87,14 @@ def _pack(seed: int, lengths: list[int], shape: DraftShape) -> Pack:
     return collate(examples, STEPS)
 
 
-def _objective(attention: Any, fuse: bool) -> Objective:
+# Queries and keys of 192 as DeepSeek's, values narrower.
+LATENT = Latent(q_lora_rank=96, kv_lora_rank=128, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128)
+
+
+def _objective(attention: Any, fuse: bool, latent: Latent | None = None) -> Objective:
+    heads = {"kv_heads": 2, "head_dim": 64} if latent is None else {"kv_heads": 4, "head_dim": 192, "latent": latent}
     shape = DraftShape(
-        hidden_size=WIDTH, heads=4, kv_heads=2, head_dim=64, intermediate_size=512, rms_norm_eps=1e-6,
+        hidden_size=WIDTH, heads=4, **heads, intermediate_size=512, rms_norm_eps=1e-6,
         rope={"rope_type": "default", "rope_theta": 10000.0}, max_positions=4096, target_vocab=1000, draft_vocab=600,
         layers=(1, 2, 3), norm_before_residual=True, fc_norm=False, norm_output=False,
     )  # fmt: skip
@@ -99,10 +105,12 @@ def _objective(attention: Any, fuse: bool) -> Objective:
     return Objective(draft, Teacher(shape, head, d2t), STEPS, 0.8, torch.bfloat16, fuse).cuda()
 
 
-@pytest.mark.parametrize("attention", ["flash", "flex"])
-def test_fused_training_step_equals_the_plain_one(attention: str) -> None:
+@pytest.mark.parametrize(
+    ("attention", "latent"), [("flash", None), ("flex", None), ("flash", LATENT)], ids=["flash", "flex", "flash-latent"]
+)
+def test_fused_training_step_equals_the_plain_one(attention: str, latent: Latent | None) -> None:
     """Loss and gradients of packs of several sizes, in bfloat16: fused attention and compiled parts against rows and eager."""
-    plain, fused = _objective("rows", False), _objective(attention, True)
+    plain, fused = _objective("rows", False, latent), _objective(attention, True, latent)
     for seed, lengths in enumerate(([300, 500, 100], [900], [64, 64, 64, 700])):
         pack = _pack(seed, lengths, plain.draft.shape)
         results = []
