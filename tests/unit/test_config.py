@@ -124,8 +124,8 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
     (
         "layers that SGLang cannot hand out",
         {"train": {"norm_before_residual": False}, "export": {"layouts": ["sglang"]}, "target": {"layers": [0, 2, 4]}},
-        "my.yaml: export.layouts: SGLang takes the outputs of three layers, and target.layers ([0, 2, 4]) names inputs; "
-        "choose three ids above 0, or leave sglang out",
+        "my.yaml: export.layouts: SGLang takes the outputs of layers, and target.layers ([0, 2, 4]) names inputs, of which "
+        "that of layer 0 is no layer's output; choose ids above 0, or leave sglang out",
     ),
     (
         "a switch for a number",

@@ -96,11 +96,35 @@ def test_a_warm_start_reads_the_same_bits_back(layout: str, dtype: torch.dtype, 
         assert torch.equal(read[name].to(dtype), tensor), name
 
 
-def test_switches_of_eagle_3_1_are_written_for_vllm(tmp_path: Path) -> None:
-    shape = replace(SHAPE, fc_norm=True, norm_output=True, norm_before_residual=True)
-    tensors, settings = _written("hf", tmp_path, shape)
+@pytest.mark.parametrize("layout", ["sglang", "hf"])
+def test_switches_of_eagle_3_1_are_written(layout: str, tmp_path: Path) -> None:
+    shape = replace(SHAPE, fc_norm=True, norm_output=True, norm_before_residual=layout == "hf")
+    check_layouts([layout], shape)
+    tensors, settings = _written(layout, tmp_path, shape)
     assert {f"fc_norm.{number}.weight" for number in range(3)} <= set(tensors)
-    assert (settings["fc_norm"], settings["norm_output"], settings["norm_before_residual"]) == (True, True, True)
+    assert (settings["fc_norm"], settings["norm_output"]) == (True, True)
+    assert settings["norm_before_residual"] is (layout == "hf")
+
+
+@pytest.mark.parametrize(
+    ("layout", "changes", "newer"),
+    [
+        ("sglang", {}, False),
+        ("sglang", {"fc_norm": True}, True),
+        ("sglang", {"norm_output": True}, True),
+        ("sglang", {"layers": (2, 5)}, True),
+        ("hf", {"norm_output": True}, False),
+    ],
+)
+def test_what_only_newer_versions_of_sglang_read_is_told(
+    layout: str, changes: Mapping[str, object], newer: bool, tmp_path: Path
+) -> None:
+    """Two layers are two widths of fc, which the reader learns from num_aux_hidden_states."""
+    shape = replace(SHAPE, **changes)  # type: ignore[arg-type]
+    check_layouts([layout], shape)
+    told = write_layout(layout, tmp_path, _tensors(shape), shape, "bfloat16")
+    assert told.endswith("for SGLang 0.5.12 or newer") is newer
+    assert json.loads((tmp_path / "config.json").read_text())["num_aux_hidden_states"] == len(shape.layers)
 
 
 def test_whole_vocabulary_has_no_mapping(tmp_path: Path) -> None:
@@ -116,10 +140,7 @@ def test_whole_vocabulary_has_no_mapping(tmp_path: Path) -> None:
             {"norm_before_residual": True},
             r"norm_before_residual were false; train with train\.norm_before_residual: false",
         ),
-        ({"fc_norm": True}, "fc_norm"),
-        ({"norm_output": True}, "norm_output"),
         ({"attention_window": 8}, r"train\.attention_window"),
-        ({"layers": (2, 3)}, "three layers"),
         ({"layers": (0, 3, 5)}, r"target\.layers"),
     ],
 )

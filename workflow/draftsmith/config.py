@@ -32,8 +32,8 @@ Positive = Annotated[int, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0), AfterValidator(_sampled_as_asked)]
 DType = Literal["auto", "bfloat16", "float16", "float32"]
 Layout = Literal["sglang", "hf"]
-# SGLang's llama_eagle3.py takes the raw state as residual, and feeds back what its norm has not touched.
-SGLANG = {"norm_before_residual": False, "fc_norm": False, "norm_output": False}
+# SGLang's llama_eagle3.py takes the raw state as residual, whatever config.json says. What else it reads from there it reads since 0.5.12.
+SGLANG = {"norm_before_residual": False}
 
 
 class Section(BaseModel):
@@ -469,10 +469,10 @@ def _check_sglang(config: Config, origin: str) -> None:
             f"({config.train.attention_window}) cannot be served by it; leave sglang out or the window unset"
         )
     layers = config.target.layers
-    if layers is not None and (len(layers) != 3 or 0 in layers):
+    if layers is not None and 0 in layers:
         raise DraftsmithError(
-            f"{origin}: export.layouts: SGLang takes the outputs of three layers, and target.layers ({layers}) names inputs; "
-            "choose three ids above 0, or leave sglang out"
+            f"{origin}: export.layouts: SGLang takes the outputs of layers, and target.layers ({layers}) names inputs, of which "
+            "that of layer 0 is no layer's output; choose ids above 0, or leave sglang out"
         )
 
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from draftsmith.draft.config import DraftShape
 
 _LAYER, _MIDLAYER = "layers.0.", "midlayer."
+# The first version of SGLang in which llama_eagle3.py reads fc_norm, norm_output and num_aux_hidden_states.
+_SWITCHES_SINCE = "0.5.12"
 
 
 def check_layouts(layouts: list[str], shape: DraftShape) -> None:
@@ -39,10 +41,10 @@ def check_layouts(layouts: list[str], shape: DraftShape) -> None:
         raise DraftsmithError(
             "export.layouts: SGLang runs every draft on the whole context; train without train.attention_window, or leave sglang out"
         )
-    if len(shape.layers) != 3 or 0 in shape.layers:
+    if 0 in shape.layers:
         raise DraftsmithError(
-            f"export.layouts: SGLang takes the outputs of three layers, and the draft the inputs of {list(shape.layers)}; "
-            "choose three ids above 0 in target.layers, or leave sglang out"
+            f"export.layouts: SGLang takes the outputs of layers, and the draft the inputs of {list(shape.layers)}, of which that of "
+            "layer 0 is no layer's output; choose ids above 0 in target.layers, or leave sglang out"
         )
 
 
@@ -105,4 +107,8 @@ def _check(layout: str, folder: Path, tensors: Mapping[str, Tensor], shape: Draf
                 f"{folder}: {layout_name(name)} is not the one that was exported; run export_draft again"
             )
     ids = settings["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-    return f"{len(read)} tensors, layers {ids} as {layout} counts them"
+    # Older ones take any draft to have three layers and neither switch.
+    newer = layout == "sglang" and (shape.fc_norm or shape.norm_output or len(shape.layers) != 3)
+    return f"{len(read)} tensors, layers {ids} as {layout} counts them" + (
+        f", for SGLang {_SWITCHES_SINCE} or newer" if newer else ""
+    )
