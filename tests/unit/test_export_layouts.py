@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftsmith.draft.config import DraftShape
+from draftsmith.draft.config import DraftShape, Latent
 from draftsmith.draft.initial import initial_draft
 from draftsmith.draft.warm_start import warm_weights
 from draftsmith.errors import DraftsmithError
@@ -149,6 +149,23 @@ def test_what_sglang_runs_otherwise_is_refused(changes: Mapping[str, object], na
     with pytest.raises(DraftsmithError, match=named):
         check_layouts(["sglang"], shape)
     check_layouts(["hf"], shape)
+
+
+def test_latent_attention_goes_to_sglang(tmp_path: Path) -> None:
+    """kimi_k25_eagle3.py joins the two first steps itself, takes ``midlayer`` as it stands, and counts the layers in eagle_config."""
+    latent = Latent(q_lora_rank=6, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=8, v_head_dim=8)
+    shape = replace(SHAPE, kv_heads=4, head_dim=12, latent=latent)
+    check_layouts(["sglang"], shape)
+    assert write_layout("sglang", tmp_path, _tensors(shape), shape, "bfloat16").endswith("for SGLang 0.5.12 or newer")
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert (settings["architectures"], settings["q_lora_rank"]) == (["Eagle3DeepseekV2ForCausalLM"], 6)
+    assert settings["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [1, 2, 4]
+    names = set(load_file(tmp_path / "model.safetensors"))
+    assert {f"midlayer.self_attn.{name}.weight" for name in ("q_a_proj", "kv_a_proj_with_mqa", "kv_b_proj")} <= names
+    with pytest.raises(DraftsmithError, match="leave hf out"):
+        check_layouts(["hf"], shape)
+    with pytest.raises(DraftsmithError, match="no q_lora_rank; leave sglang out"):
+        check_layouts(["sglang"], replace(shape, latent=replace(latent, q_lora_rank=None)))
 
 
 def test_a_tensor_that_no_server_loads_is_refused(tmp_path: Path) -> None:

@@ -448,10 +448,9 @@ def _check_mla(config: Config, origin: str) -> None:
             f"{origin}: train.attention_window ({config.train.attention_window}): vLLM's latent attention always sees the whole "
             "context; leave it unset, or set train.architecture: llama"
         )
-    if config.export.layouts:
+    if "hf" in config.export.layouts:
         raise DraftsmithError(
-            f"{origin}: export.layouts ({', '.join(config.export.layouts)}) are of drafts with a Llama layer; a draft with "
-            "train.architecture: mla has one layout, so set export.layouts: []"
+            f"{origin}: export.layouts: a draft with train.architecture: mla has EAGLE's layout in its main folder already; leave hf out"
         )
 
 

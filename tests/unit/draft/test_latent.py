@@ -116,7 +116,8 @@ def test_a_target_that_has_none_is_refused(changes: dict[str, Any], said: str) -
     ("settings", "said"),
     [
         ({"train": {"attention_window": 64}}, "always sees the whole context"),
-        ({"export": {"layouts": ["sglang"]}}, "set export.layouts"),
+        ({"export": {"layouts": ["hf"]}}, "leave hf out"),
+        ({"export": {"layouts": ["sglang"]}}, "set train.norm_before_residual: false"),
     ],
 )
 def test_what_vllm_cannot_serve_is_refused_before_training(settings: dict[str, Any], said: str) -> None:

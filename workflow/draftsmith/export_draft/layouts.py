@@ -23,14 +23,24 @@ if TYPE_CHECKING:
     from draftsmith.draft.config import DraftShape
 
 _LAYER, _MIDLAYER = "layers.0.", "midlayer."
-# The first version of SGLang in which llama_eagle3.py reads fc_norm, norm_output and num_aux_hidden_states.
+# The first version of SGLang in which llama_eagle3.py reads fc_norm, norm_output and num_aux_hidden_states, and which has
+# kimi_k25_eagle3.py, the draft with latent attention.
 _SWITCHES_SINCE = "0.5.12"
 
 
 def check_layouts(layouts: list[str], shape: DraftShape) -> None:
     """Fail where a server of one of ``layouts`` would run this draft as another than it is."""
+    if shape.latent is not None and "hf" in layouts:
+        raise DraftsmithError(
+            "export.layouts: a draft with latent attention has EAGLE's layout in its main folder already; leave hf out"
+        )
     if "sglang" not in layouts:
         return
+    if shape.latent is not None and shape.latent.q_lora_rank is None:
+        raise DraftsmithError(
+            "export.layouts: SGLang's draft with latent attention needs queries of two steps, and the target has no q_lora_rank; "
+            "leave sglang out"
+        )
     for name, right in SGLANG.items():
         if getattr(shape, name) != right:
             raise DraftsmithError(
@@ -71,7 +81,7 @@ def layout_config(layout: str, shape: DraftShape, dtype: str) -> dict[str, Any]:
     """The content of config.json."""
     ids = [layer_id - 1 for layer_id in shape.layers] if layout == "sglang" else list(shape.layers)
     settings = layer_config(shape) | {
-        "architectures": ["LlamaForCausalLMEagle3"],
+        "architectures": ["LlamaForCausalLMEagle3" if shape.latent is None else "Eagle3DeepseekV2ForCausalLM"],
         "draft_vocab_size": shape.draft_vocab,
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
         "norm_before_residual": shape.norm_before_residual,
@@ -107,8 +117,10 @@ def _check(layout: str, folder: Path, tensors: Mapping[str, Tensor], shape: Draf
                 f"{folder}: {layout_name(name)} is not the one that was exported; run export_draft again"
             )
     ids = settings["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
-    # Older ones take any draft to have three layers and neither switch.
-    newer = layout == "sglang" and (shape.fc_norm or shape.norm_output or len(shape.layers) != 3)
+    # Older ones take any draft to have three layers, a Llama layer, and neither switch.
+    newer = layout == "sglang" and (
+        shape.fc_norm or shape.norm_output or len(shape.layers) != 3 or shape.latent is not None
+    )
     return f"{len(read)} tensors, layers {ids} as {layout} counts them" + (
         f", for SGLang {_SWITCHES_SINCE} or newer" if newer else ""
     )
