@@ -81,10 +81,7 @@ class PlainServer:
     def latent(self, x: Tensor, position: int) -> tuple[Tensor, Tensor, Tensor, float]:
         """The same of latent attention, with a key and a value for each head."""
         shape, w, at = self.shape, self.weights, "layers.0.self_attn."
-        low = x
-        if shape.q_lora_rank is not None:
-            low = self.norm(w[at + "q_a_proj.weight"] @ x, at + "q_a_layernorm")
-        asked = w[at + ("q_proj.weight" if shape.q_lora_rank is None else "q_b_proj.weight")] @ low
+        asked = w[at + "q_b_proj.weight"] @ self.norm(w[at + "q_a_proj.weight"] @ x, at + "q_a_layernorm")
         plain, turned = asked.view(shape.heads, -1).split([shape.qk_nope_head_dim, shape.qk_rope_head_dim], -1)
         query = torch.cat([plain, self.rotate_neighbours(turned, position)], -1)
         low, turned = (w[at + "kv_a_proj_with_mqa.weight"] @ x).split([shape.kv_lora_rank, shape.qk_rope_head_dim])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from draftsmith.draft.attention import Attend, Segment
+from draftsmith.draft.attention import Attend, Segment, chosen
 from draftsmith.draft.attention_eager import eager_attention
-from draftsmith.draft.attention_flash import flash_attention
 from draftsmith.draft.attention_flex import flex_attention
-from draftsmith.draft.config import DraftShape, Latent
+from draftsmith.draft.config import DraftShape
 from draftsmith.draft.initial import initial_draft
+from draftsmith.draft.latent import Latent
 from draftsmith.draft.slots import counted_slots
 from draftsmith.draft.teacher import Teacher
 from draftsmith.train_draft.dataset import Example, Row
@@ -27,7 +27,7 @@ WIDTH, STEPS = 256, 4
 
 @pytest.mark.parametrize(
     ("attend", "dtype", "close", "gradients_close"),
-    [(flex_attention, torch.float32, 2e-3, 2e-3), (flash_attention, torch.bfloat16, 1e-2, 1e-2)],
+    [(flex_attention, torch.float32, 2e-3, 2e-3), (chosen("flash", "cuda", fuse=True), torch.bfloat16, 1e-2, 1e-2)],
     ids=["flex", "flash"],
 )
 @pytest.mark.parametrize("window", [None, 100, 0])
@@ -38,12 +38,12 @@ def test_fused_attention_equals_the_mask_with_gradients(
     """Packs of other sizes one after the other, as in a training; compiled once for all of them."""
     if window == 0 and not own:
         pytest.skip("such a query sees nothing")
-    for lengths in ([(90, 60), (200, 170), (700, 650)], [(300, 299), (77, 3)], [(1500, 1400)]):
+    for lengths in ([(90, 60), (200, 170), (700, 650)], [(300, 299), (77, 3)], [(1500, 1400)], [(5, 1), (9, 1)]):
         random = torch.Generator("cuda").manual_seed(0)
         segments, seen, query, key = [], [], 0, 0
         for width, count in lengths:
             # Every seventh slot does not count.
-            counting = torch.tensor([place for place in range(width - count, width) if place % 7])
+            counting = torch.tensor([place for place in range(width - count, width) if place % 7 or count == 1])
             segments.append(Segment(query, query + len(counting), key, key + width, key + int(counting[0])))
             seen.append(key + counting)
             count = len(counting)

@@ -23,7 +23,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from draftsmith import vllm_compat
 
-vllm_compat.pass_over_foreign_objects()
+vllm_compat.mend()
 
 
 class OtherRank:

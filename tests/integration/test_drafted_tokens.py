@@ -26,7 +26,9 @@ PROMPTS = rows_of([180, 21, 5, 33], seed=30)
 
 def exported(folder: Path, model_type: str, train: dict[str, Any]) -> tuple[Path, Tensor, dict[str, Any]]:
     """The folder of a draft of random weights, the target's embedding, and target.json."""
-    model = tiny.model(folder / "model", model_type)
+    name, _, plain = model_type.partition(", ")
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}} if plain else {}
+    model = tiny.model(folder / "model", name, **rope)
     target = tiny.target(model)
     config = settings(folder, train=train, export={"dtype": "float32"})
     random = torch.Generator().manual_seed(3)
@@ -101,8 +103,9 @@ def rolled_out(server: PlainServer, ids: Tensor, tokens: list[int], states: dict
         ("llama", {}, {"block_size": 32}),
         ("llama", {"attention_window": 6}, {"block_size": 32}),
         ("deepseek_v3", {"architecture": "mla"}, {}),
+        ("deepseek_v3, plain rope", {"architecture": "mla", "norm_output": True, "fc_norm": True}, {}),
     ],
-    ids=["whole", "window", "latent"],
+    ids=["whole", "window", "latent", "latent, plain rope and switches"],
 )
 def test_vllm_drafts_what_a_plain_run_drafts(
     model_type: str, train: dict[str, Any], args: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,6 +117,7 @@ def test_vllm_drafts_what_a_plain_run_drafts(
     config = settings(tmp_path, engine={"args": args, "max_num_seqs": 1, "max_num_batched_tokens": 256})
     engine.prepare_environment(config)
     vllm_compat.model_class(list(target["architectures"]))
+    vllm_compat.mend()
     from vllm import LLM, SamplingParams, TokensPrompt
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
 

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from draftsmith.draft.config import DraftShape, Latent
+from draftsmith.draft.config import DraftShape
 from draftsmith.draft.initial import initial_draft
+from draftsmith.draft.latent import Latent
 from draftsmith.draft.warm_start import warm_weights
 from draftsmith.errors import DraftsmithError
 from draftsmith.export_draft.layouts import check_layouts, write_layout
@@ -154,7 +155,8 @@ def test_what_sglang_runs_otherwise_is_refused(changes: Mapping[str, object], na
 def test_latent_attention_goes_to_sglang(tmp_path: Path) -> None:
     """kimi_k25_eagle3.py joins the two first steps itself, takes ``midlayer`` as it stands, and counts the layers in eagle_config."""
     latent = Latent(q_lora_rank=6, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=8, v_head_dim=8)
-    shape = replace(SHAPE, kv_heads=4, head_dim=12, latent=latent)
+    rope = YARN | {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    shape = replace(SHAPE, kv_heads=4, head_dim=12, latent=latent, rope=rope)
     check_layouts(["sglang"], shape)
     assert write_layout("sglang", tmp_path, _tensors(shape), shape, "bfloat16").endswith("for SGLang 0.5.12 or newer")
     settings = json.loads((tmp_path / "config.json").read_text())
@@ -164,8 +166,6 @@ def test_latent_attention_goes_to_sglang(tmp_path: Path) -> None:
     assert {f"midlayer.self_attn.{name}.weight" for name in ("q_a_proj", "kv_a_proj_with_mqa", "kv_b_proj")} <= names
     with pytest.raises(DraftsmithError, match="leave hf out"):
         check_layouts(["hf"], shape)
-    with pytest.raises(DraftsmithError, match="no q_lora_rank; leave sglang out"):
-        check_layouts(["sglang"], replace(shape, latent=replace(latent, q_lora_rank=None)))
 
 
 def test_a_tensor_that_no_server_loads_is_refused(tmp_path: Path) -> None:

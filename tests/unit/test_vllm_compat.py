@@ -141,3 +141,30 @@ def test_sampled_answers_with_a_draft_have_their_temperature(monkeypatch: pytest
     wanted = logits / torch.tensor([0.5, 0.5, 2.0, 2.0, 2.0, 1.0])[:, None]
     wanted[5, :6] = float("-inf")
     assert torch.equal(cut, wanted)
+
+
+def test_plain_rope_turns_every_head_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Latent attention's queries [tokens, heads, d] and its one key, flat ones, and a query alone, as vLLM's own code for any device."""
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    # So that it is as it was for others.
+    monkeypatch.setattr(RotaryEmbedding, "forward_cpu", RotaryEmbedding.forward_cpu)
+    vllm_compat.turn_every_head()
+    vllm_compat.turn_every_head()
+    with set_current_vllm_config(VllmConfig()):
+        rope = get_rope(
+            64, max_position=256, rope_parameters={"rope_type": "default", "rope_theta": 777.0}, is_neox_style=False, dtype=torch.float32
+        )  # fmt: skip
+    positions, query, key = torch.arange(21), torch.randn(21, 8, 64), torch.randn(21, 1, 64)
+    for one, other in ((query, key), (query.flatten(1), key.flatten(1)), (query, None)):
+        wanted = rope.forward_native(positions, one.clone(), None if other is None else other.clone())
+        found = rope.forward_cpu(positions, one.clone(), None if other is None else other.clone())
+        torch.testing.assert_close(found, wanted)
+    # A part of a wider tensor, as latent attention cuts it off.
+    wide = torch.randn(21, 8, 192)
+    torch.testing.assert_close(
+        rope.forward_cpu(positions, wide[..., 128:], key.clone())[0],
+        rope.forward_native(positions, wide[..., 128:].clone(), key.clone())[0],
+    )

@@ -35,8 +35,19 @@ def worker_class() -> type[Any]:
     return Worker
 
 
+def mend() -> None:
+    """What vLLM's CPU backend needs to give right results; call it before ``LLM`` in the same process, from which workers fork."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    pass_over_foreign_objects()
+    keep_temperatures_with_a_draft()
+    turn_every_head()
+
+
 def pass_over_foreign_objects() -> None:
-    """Let a load on the CPU survive modules whose objects are not what they seem; call it before ``LLM`` in the same process.
+    """Let a load survive modules whose objects are not what they seem.
 
     vLLM 0.32 looks for Triton kernels in every module of the process and takes for granted that what has a ``__dict__`` has
     a dictionary there; llvmlite's handle of its library has not, and Kimi-K2.5's image processor imports it by way of numba.
@@ -55,15 +66,11 @@ def _dictionary(value: Any) -> Mapping[str, Any]:
 
 
 def keep_temperatures_with_a_draft() -> None:
-    """Let answers that are drawn with a draft on a CPU have their temperature; call it before ``LLM`` in the same process.
+    """Let answers that are drawn with a draft have their temperature.
 
-    There vLLM 0.32 spreads temperature, top_k and top_p over the drafted tokens by a kernel for int64 alone: whatever is of
+    On a CPU vLLM 0.32 spreads temperature, top_k and top_p over the drafted tokens by a kernel for int64 alone: whatever is of
     another type is written into a copy, and the logits are divided by memory that nobody has set.
     """
-    from vllm.platforms import current_platform
-
-    if not current_platform.is_cpu():
-        return
     from vllm.v1.sample import rejection_sampler
 
     rejection_sampler.expand_batch_to_tokens = _spread
@@ -73,6 +80,30 @@ def _spread(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int
     """Each request's value [requests] as often as it has tokens, whose running sums are ``cu_num_tokens``: [num_tokens]."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts, output_size=num_tokens)
+
+
+def turn_every_head() -> None:
+    """Let plain rope turn each head of queries that come as [tokens, heads, d].
+
+    vLLM 0.32's kernel for CPUs reads them as [tokens, heads x d], and turns the first head of each token alone or wrongly; latent
+    attention hands them over so. Yarn of DeepSeek's kind has no such kernel.
+    """
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    if getattr(RotaryEmbedding.forward_cpu, "flattens", False):
+        return
+    original = RotaryEmbedding.forward_cpu
+
+    def flattened(
+        self: Any, positions: Tensor, query: Tensor, key: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        turned = original(
+            self, positions, query.reshape(len(query), -1), None if key is None else key.reshape(len(key), -1)
+        )
+        return turned[0].view(query.shape), None if key is None or turned[1] is None else turned[1].view(key.shape)
+
+    flattened.flattens = True  # type: ignore[attr-defined]
+    RotaryEmbedding.forward_cpu = flattened  # type: ignore[method-assign]
 
 
 def schedules_asynchronously(llm: Any) -> bool:

@@ -160,6 +160,7 @@ def test_what_the_kernel_does_not_take_goes_to_flex(monkeypatch: pytest.MonkeyPa
         (torch.float16, 256, True, True),
         (torch.float32, 128, True, False),
         (torch.bfloat16, 512, True, False),
+        (torch.bfloat16, 12, True, False),
         (torch.bfloat16, 128, False, False),
     ],
 )

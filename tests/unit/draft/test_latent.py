@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from draftsmith.config import check_consistent, parse
-from draftsmith.draft.config import DraftShape, Latent, draft_shape
+from draftsmith.draft.config import DraftShape, draft_shape
+from draftsmith.draft.latent import Latent
 from draftsmith.draft.warm_start import warm_weights
 from draftsmith.errors import DraftsmithError
 from draftsmith.estimate import training
@@ -47,9 +49,10 @@ def test_sizes_are_the_targets() -> None:
     shape = of_kimi()
     assert shape.latent == Latent(1536, 512, 128, 64, 128)
     assert (shape.heads, shape.kv_heads, shape.head_dim) == (64, 64, 192)
-    assert shape.rope["rope_type"] == "yarn"
-    assert (shape.rope["rope_theta"], shape.rope["factor"], shape.rope["mscale_all_dim"]) == (50000.0, 64.0, 1.0)
-    assert "type" not in shape.rope
+    assert shape.rope == {
+        "rope_type": "yarn", "rope_theta": 50000.0, "factor": 64.0, "original_max_position_embeddings": 4096, "beta_fast": 32.0,
+        "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
     # A Llama layer for the same target has none of it.
     plain = draft_shape(TARGET, parse({}, "test").train, 32000, text=KIMI)
     assert (plain.latent, plain.heads, plain.kv_heads, plain.head_dim) == (None, 56, 8, 128)
@@ -61,7 +64,7 @@ def test_sizes_are_the_targets() -> None:
         ({"rope_type": "default", "rope_theta": 1e4}, 1.0),
         ({"rope_type": "yarn", "factor": 40.0, "mscale_all_dim": 1.0}, (0.1 * math.log(40) + 1) ** 2),
         ({"rope_type": "yarn", "factor": 40.0, "mscale_all_dim": 0.707}, (0.0707 * math.log(40) + 1) ** 2),
-        ({"rope_type": "yarn", "factor": 40.0}, 1.0),
+        ({"rope_type": "yarn", "factor": 40.0, "mscale_all_dim": 0.0}, 1.0),
         ({"rope_type": "yarn", "factor": 1.0, "mscale_all_dim": 1.0}, 1.0),
     ],
 )
@@ -69,18 +72,68 @@ def test_sharpening_is_yarns(rope: dict[str, Any], sharpening: float) -> None:
     assert SMALL.sharpening(rope) == pytest.approx(sharpening)
 
 
-@pytest.mark.parametrize("rank", [6, None])
+def test_what_the_target_lacks_is_the_drafts_own() -> None:
+    """vLLM loads queries of two steps alone, three times the latent vector as DeepSeek-V3's; and heads must divide the width."""
+    latent = of_kimi({"q_lora_rank": None}).latent
+    assert latent is not None
+    assert latent.q_lora_rank == 3 * 512
+    # Of 20 heads beside a width of 7168 = 2^10 x 7 the next smaller number that divides it.
+    shape = of_kimi({"num_attention_heads": 20})
+    assert (shape.heads, shape.kv_heads) == (16, 16)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default"},
+        # Keys that vLLM's latent attention reads otherwise than transformers, or not at all.
+        {"rope_type": "default", "partial_rotary_factor": 0.5},
+        {"rope_type": "default", "rope_dim": 32},
+        YARN,
+        YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        YARN | {"mscale": 0.707},
+        YARN | {"mscale_all_dim": 1.0},
+        YARN | {"mscale": 0.707, "mscale_all_dim": 0.5, "beta_fast": 16, "beta_slow": 2},
+        YARN | {"attention_factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0},
+        YARN | {"attention_factor": 1.3},
+        YARN | {"truncate": False},
+        {"full_attention": YARN | {"mscale_all_dim": 1.0}, "sliding_attention": {"rope_type": "default"}},
+    ],
+    ids=str,
+)
+def test_vllm_turns_as_training_did(rope: dict[str, Any]) -> None:
+    """Angles, magnitude and sharpening, by the lines of vLLM's DeepseekV2MLAAttention that read the config."""
+    pytest.importorskip("vllm")
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.model_executor.layers.rotary_embedding import get_rope
+    from vllm.model_executor.models.deepseek_v2 import yarn_get_mscale
+
+    shape = of_kimi({"rope_scaling": None, "rope_parameters": rope, "max_position_embeddings": 16384})
+    assert shape.latent is not None
+    served, sharpening = dict(shape.rope), 1.0
+    if served["rope_type"] != "default":
+        served["rope_type"] = "deepseek_llama_scaling" if served.get("attention_factor") == 1.0 else "deepseek_yarn"
+        sharpening = yarn_get_mscale(served["factor"], float(served.get("mscale_all_dim", False))) ** 2
+    with set_current_vllm_config(VllmConfig()):
+        turned = get_rope(64, max_position=16384, rope_parameters=served, is_neox_style=False, dtype=torch.float32)
+    cos, sin = LlamaRotaryEmbedding(shape.rotated())(torch.zeros(1), torch.arange(5000)[None])
+    mine = torch.cat([cos[0, :, :32], sin[0, :, :32]], -1)
+    # vLLM's table is of float32 angles computed on another path, which at position 5000 is a few 1e-4.
+    torch.testing.assert_close(turned.cos_sin_cache[:5000].float(), mine, atol=2e-3, rtol=0)
+    assert shape.latent.sharpening(shape.rope) == pytest.approx(sharpening)
+
+
 def test_tensors_are_those_that_vllm_loads(
-    rank: int | None, make_shape: Callable[..., DraftShape], make_draft: Callable[..., Any]
+    make_shape: Callable[..., DraftShape], make_draft: Callable[..., Any]
 ) -> None:
-    latent = Latent(rank, *list(vars(SMALL).values())[1:])
-    shape = make_shape(kv_heads=4, head_dim=12, latent=latent)
+    shape = make_shape(kv_heads=4, head_dim=12, latent=SMALL)
     draft, _ = make_draft(shape)
     expected = {name: size for name, size in expected_tensors(shape).items() if name not in ("d2t", "t2d")}
     assert {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()} == expected
-    # One step from the embedding beside the hidden state, 2 x 16 wide, or two.
-    query = {"q_proj"} if rank is None else {"q_a_proj", "q_a_layernorm", "q_b_proj"}
-    assert query == {name.split(".")[3] for name in expected if ".q_" in name}
+    assert {name.split(".")[3] for name in expected if ".q_" in name} == {"q_a_proj", "q_a_layernorm", "q_b_proj"}
     assert training.parameters(shape)["attention"] == sum(
         weight.numel() for name, weight in draft.named_parameters() if "self_attn" in name
     )
@@ -104,7 +157,11 @@ def test_the_config_is_one_that_vllm_reads_as_a_draft() -> None:
     [
         ({"kv_lora_rank": None}, "no kv_lora_rank; set train.architecture: llama"),
         ({"v_head_dim": 256}, "values no wider than keys"),
+        ({"qk_rope_head_dim": 0}, "no qk_rope_head_dim; set train.architecture: llama"),
+        ({"qk_rope_head_dim": 63}, "an even number to turn"),
+        ({"num_attention_heads": None}, "no num_attention_heads"),
         ({"rope_scaling": {"type": "longrope"}}, "the target has longrope"),
+        ({"rope_scaling": {"type": "yarn"}}, "yarn without a factor"),
     ],
 )
 def test_a_target_that_has_none_is_refused(changes: dict[str, Any], said: str) -> None:

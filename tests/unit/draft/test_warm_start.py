@@ -193,11 +193,21 @@ def test_norm_before_fc_is_refused(make_source: Callable[..., Source]) -> None:
         source.taken()
 
 
-@pytest.mark.parametrize(("layout", "mend"), [("speculators", [1, 2, 7]), ("hf", [2, 3, 8])])
-def test_other_layers_are_refused(layout: str, mend: list[int], make_source: Callable[..., Source]) -> None:
+@pytest.mark.parametrize(
+    ("layout", "mend"),
+    [
+        ("speculators", "[1, 2, 7]"),
+        ("hf", "[1, 2, 7]"),
+        ("sglang", "[1, 2, 7], or [2, 3, 8] if it was made for SGLang"),
+    ],
+)
+def test_other_layers_are_refused(layout: str, mend: str, make_source: Callable[..., Source]) -> None:
+    """At the top of the file ids are those of inputs, as vLLM reads them; elsewhere they may be SGLang's, of outputs."""
     source = make_source(layout)
-    place = source.config if layout == "speculators" else source.config["eagle_config"]
-    place["eagle_aux_hidden_state_layer_ids"] = [1, 2, 7]
+    if layout != "sglang":
+        source.config["eagle_aux_hidden_state_layer_ids"] = [1, 2, 7]
+    if layout != "speculators":
+        source.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [1, 2, 7]
     with pytest.raises(DraftsmithError) as caught:
         source.taken()
     assert str(caught.value).endswith(f"set target.layers: {mend}")

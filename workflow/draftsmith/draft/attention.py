@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -63,12 +64,12 @@ class Attend(Protocol):
         """
 
 
-def chosen(kind: Kind, device: str) -> Attend:
-    """The form that ``kind`` names; auto: flash on a GPU, row by row elsewhere."""
+def chosen(kind: Kind, device: str, fuse: bool = False) -> Attend:
+    """The form that ``kind`` names; auto: flash on a GPU, row by row elsewhere. ``fuse`` lets flash use torch.compile."""
     if kind == "flash" or (kind == "auto" and device == "cuda"):
         from draftsmith.draft.attention_flash import flash_attention
 
-        return flash_attention
+        return partial(flash_attention, fuse=fuse) if fuse else flash_attention
     if kind == "flex":
         from draftsmith.draft.attention_flex import flex_attention
 

@@ -40,16 +40,22 @@ def flash_attention(
     seen: Tensor,
     segments: Sequence[Segment],
     window: int | None = None,
+    fuse: bool = False,
 ) -> Tensor:
-    """Arguments and result as :class:`draftsmith.draft.attention.Attend` has them; what the kernel cannot take goes to flex."""
+    """Arguments and result as :class:`draftsmith.draft.attention.Attend` has them; what the kernel cannot take goes to flex.
+
+    ``fuse`` lets torch.compile make few kernels of what concerns the own keys.
+    """
     if not len(query) or not _takes(query):
         return flex_attention(query, key, value, own, seen, segments, window)
     flat = [tensor for pair in own for tensor in pair]
-    return _FlashAttention.apply(query, key, value, seen, tuple(segments), window, *flat)
+    return _FlashAttention.apply(query, key, value, seen, tuple(segments), window, fuse, *flat)
 
 
 def _takes(query: Tensor) -> bool:
-    return query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= _WIDEST and _newer_than_turing()
+    width = query.shape[-1]
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    return half and width <= _WIDEST and width % 8 == 0 and _newer_than_turing()
 
 
 @cache
@@ -86,7 +92,8 @@ def layout(seen: Tensor, segments: Sequence[Segment]) -> Layout:
         int(ends[-1]),
         moved(torch.cat([ends.new_zeros(1), ends]).int(), device),
         moved(keys, device),
-        int(widths.max()),
+        # For rows of a single query the kernel would take another way, and this is but an upper bound.
+        max(int(widths.max()), 2),
         int(keys.diff().max()),
     )
 
@@ -101,6 +108,7 @@ class _FlashAttention(torch.autograd.Function):
         seen: Tensor,
         segments: tuple[Segment, ...],
         window: int | None,
+        fuse: bool,
         *own: Tensor,
     ) -> Tensor:
         with torch.autocast(query.device.type, enabled=False):
@@ -113,9 +121,9 @@ class _FlashAttention(torch.autograd.Function):
                 # Attention to nothing.
                 out, lse = torch.zeros_like(query), query.new_full(query.shape[:2], float("-inf"), dtype=torch.float32)
             if own:
-                out, lse = _compiled(_with_own, query)(query, out, lse, *_stacked(own, query.dtype))
+                out, lse = _compiled(_with_own, fuse)(query, out, lse, *_stacked(own, query.dtype))
         ctx.save_for_backward(query, key, value, out, lse, *own)
-        ctx.at, ctx.window = at, window
+        ctx.at, ctx.window, ctx.fuse = at, window, fuse
         return out
 
     @staticmethod
@@ -135,11 +143,11 @@ class _FlashAttention(torch.autograd.Function):
             d_own: list[Tensor] = []
             if own:
                 stacked = _stacked(own, query.dtype)
-                d_query, d_keys, d_values = _compiled(_own_gradients, query)(
+                d_query, d_keys, d_values = _compiled(_own_gradients, ctx.fuse)(
                     gradient, query, out, lse, *stacked, d_query
                 )
                 d_own = [each for pair in zip(d_keys, d_values, strict=True) for each in pair]
-        return d_query, d_key, d_value, None, None, None, *d_own
+        return d_query, d_key, d_value, None, None, None, None, *d_own
 
 
 def kernel_forward(
@@ -237,5 +245,5 @@ def _fused(function: Any) -> Any:
     return torch.compile(function, dynamic=True)
 
 
-def _compiled(function: Any, like: Tensor) -> Any:
-    return _fused(function) if like.is_cuda else function
+def _compiled(function: Any, fuse: bool) -> Any:
+    return _fused(function) if fuse else function

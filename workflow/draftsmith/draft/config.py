@@ -9,13 +9,13 @@ takes heads of 128.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.config import Train
+from draftsmith.draft.latent import Latent, latent_rope, latent_sizes, turning
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json
 from draftsmith.log import log
@@ -28,28 +28,6 @@ _SAFE_ROPE = {"default", "linear", "llama3", "yarn"}
 # Keys of multi-axis, partial or layered rope: a text-only draft rotates the whole head by one position.
 _DROPPED_ROPE_KEYS = {"mrope_section", "mrope_interleaved", "partial_rotary_factor", "rope_dim", "type"}
 _LARGEST_HEAD = 256
-
-
-@dataclass(frozen=True)
-class Latent:
-    """Sizes of multi-head latent attention, by their names in the configs of DeepSeek's family."""
-
-    q_lora_rank: int | None
-    """Width of the queries' latent vector; None where queries are projected in one step."""
-    kv_lora_rank: int
-    qk_nope_head_dim: int
-    qk_rope_head_dim: int
-    v_head_dim: int
-
-    def sharpening(self, rope: Mapping[str, Any]) -> float:
-        """What scores are multiplied with besides 1 / sqrt(d): yarn's m squared, m = 0.1 mscale_all_dim ln(factor) + 1.
-
-        From DeepSeek-V2's own code (``yarn_get_mscale``), which vLLM and transformers follow; 1 without yarn.
-        """
-        factor, share = float(rope.get("factor") or 1.0), float(rope.get("mscale_all_dim") or 0.0)
-        if rope["rope_type"] == "default" or factor <= 1.0:
-            return 1.0
-        return (0.1 * share * math.log(factor) + 1.0) ** 2
 
 
 @dataclass(frozen=True)
@@ -87,7 +65,8 @@ class DraftShape:
         if self.latent is None:
             return self.llama()
         # Its other sizes need not be those of a Llama layer, which transformers would refuse.
-        return replace(self, heads=1, kv_heads=1, head_dim=self.latent.qk_rope_head_dim).llama()
+        turned = self.latent.qk_rope_head_dim
+        return replace(self, heads=1, kv_heads=1, head_dim=turned, rope=turning(self.rope)).llama()
 
     def llama(self) -> LlamaConfig:
         """The layer as transformers' LlamaConfig."""
@@ -138,12 +117,12 @@ def draft_shape(
         raise DraftsmithError(
             f"the draft vocabulary has {draft_vocab} tokens and the target only {vocab}; lower vocabulary.size to at most {vocab}"
         )
-    latent = _latent_sizes(text, target) if train.architecture == "mla" else None
-    if latent is None:
-        heads, kv_heads, head_dim = _heads(text, hidden)
+    latent = None
+    if train.architecture == "mla":
+        heads, latent = latent_sizes(text, target)
+        kv_heads, head_dim = heads, latent.qk_nope_head_dim + latent.qk_rope_head_dim
     else:
-        heads = kv_heads = int(text["num_attention_heads"])
-        head_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+        heads, kv_heads, head_dim = _heads(text, hidden)
     return DraftShape(
         hidden_size=hidden,
         heads=heads,
@@ -151,7 +130,7 @@ def draft_shape(
         head_dim=head_dim,
         intermediate_size=train.intermediate_size or _intermediate_size(text, hidden),
         rms_norm_eps=float(text.get("rms_norm_eps") or 1e-6),
-        rope=_rope(text, plain=_latent(text)) if latent is None else _latent_rope(text),
+        rope=_rope(text, plain=_latent(text)) if latent is None else latent_rope(_of_full_attention(text), text),
         max_positions=int(text.get("max_position_embeddings") or 8192),
         target_vocab=vocab,
         draft_vocab=draft_vocab,
@@ -192,38 +171,6 @@ def _latent(text: Mapping[str, Any]) -> bool:
     return bool(text.get("kv_lora_rank"))
 
 
-def _latent_sizes(text: Mapping[str, Any], target: Mapping[str, Any]) -> Latent:
-    """The target's own latent attention."""
-    sizes = {field.name: text.get(field.name) for field in fields(Latent)}
-    missing = [name for name, size in sizes.items() if not isinstance(size, int) and name != "q_lora_rank"]
-    if missing:
-        raise DraftsmithError(
-            f"train.architecture: mla needs a target with latent attention, and the config of {target['path']} has no {missing[0]}; "
-            "set train.architecture: llama"
-        )
-    latent = Latent(**sizes)  # type: ignore[arg-type]
-    if latent.v_head_dim > latent.qk_nope_head_dim + latent.qk_rope_head_dim:
-        raise DraftsmithError(
-            f"train.architecture: mla needs values no wider than keys, and {target['path']} has others; set train.architecture: llama"
-        )
-    return latent
-
-
-def _latent_rope(text: Mapping[str, Any]) -> dict[str, Any]:
-    """The target's own rope, which its server computes for a draft of the same attention as for itself."""
-    rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
-    kind = rope.pop("type", None)
-    rope.setdefault("rope_type", kind or "default")
-    rope.setdefault("rope_theta", float(text.get("rope_theta") or 10000.0))
-    if rope["rope_type"] not in ("default", "yarn"):
-        raise DraftsmithError(
-            f"train.architecture: mla is served with plain rope or yarn, and the target has {rope['rope_type']}; set train.architecture: llama"
-        )
-    if rope["rope_type"] == "yarn":
-        rope.setdefault("original_max_position_embeddings", text.get("max_position_embeddings"))
-    return {name: value for name, value in rope.items() if value is not None}
-
-
 def _heads(text: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
     """Query heads, key heads and head size."""
     heads = text.get("num_attention_heads")
@@ -253,8 +200,8 @@ def _intermediate_size(text: Mapping[str, Any], hidden: int) -> int:
     return int(size)
 
 
-def _rope(text: Mapping[str, Any], plain: bool) -> dict[str, Any]:
-    """The target's rope parameters in transformers 5's form; only base frequency where the rest does not carry over."""
+def _of_full_attention(text: Mapping[str, Any]) -> dict[str, Any]:
+    """The rope parameters of the target's layers of full attention, as the config has them."""
     rope = text.get("rope_parameters")
     if not isinstance(rope, dict) or not rope:
         # Checkpoints older than transformers 5.
@@ -262,6 +209,12 @@ def _rope(text: Mapping[str, Any], plain: bool) -> dict[str, Any]:
     if any(isinstance(value, dict) for value in rope.values()):
         # One entry a kind of layer; the draft turns as full attention does, whatever its window.
         rope = rope.get("full_attention") or next(value for value in rope.values() if isinstance(value, dict))
+    return dict(rope)
+
+
+def _rope(text: Mapping[str, Any], plain: bool) -> dict[str, Any]:
+    """The target's rope parameters in transformers 5's form; only base frequency where the rest does not carry over."""
+    rope = _of_full_attention(text)
     theta = float(rope.get("rope_theta") or text.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "mrope":

@@ -123,7 +123,7 @@ class Eagle3Draft(nn.Module):
 
     def prepare(self, attention: Kind, device: str, fuse: bool) -> None:
         """Choose the form of attention and whether torch.compile fuses what lies around it, for rows on ``device``."""
-        self._attend = chosen(attention, device)
+        self._attend = chosen(attention, device, fuse)
         for name in ("_both", "_key_and_value", "_query", "_rest"):
             method = getattr(type(self), name)
             # Sizes change with every pack, so none is compiled in.

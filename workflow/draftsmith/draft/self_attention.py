@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from draftsmith.draft.config import DraftShape, Latent
+from draftsmith.draft.config import DraftShape
+from draftsmith.draft.latent import Latent
 from draftsmith.draft.parts import RMSNorm, cast, rotate
 
 
@@ -72,12 +73,9 @@ class LatentAttention(nn.Module):
         self.head_dim = latent.qk_nope_head_dim + latent.qk_rope_head_dim
         both, eps = 2 * shape.hidden_size, shape.rms_norm_eps
         queries = shape.heads * self.head_dim
-        if latent.q_lora_rank is None:
-            self.q_proj = nn.Linear(both, queries, bias=False)
-        else:
-            self.q_a_proj = nn.Linear(both, latent.q_lora_rank, bias=False)
-            self.q_a_layernorm = RMSNorm(latent.q_lora_rank, eps)
-            self.q_b_proj = nn.Linear(latent.q_lora_rank, queries, bias=False)
+        self.q_a_proj = nn.Linear(both, latent.q_lora_rank, bias=False)
+        self.q_a_layernorm = RMSNorm(latent.q_lora_rank, eps)
+        self.q_b_proj = nn.Linear(latent.q_lora_rank, queries, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(both, latent.kv_lora_rank + latent.qk_rope_head_dim, bias=False)
         self.kv_a_layernorm = RMSNorm(latent.kv_lora_rank, eps)
         self.kv_b_proj = nn.Linear(
@@ -89,19 +87,15 @@ class LatentAttention(nn.Module):
 
     def matrices(self) -> Matrices:
         """Its matrices in the precision of matrix products."""
-        whole = self.latent.q_lora_rank is None
-        query = (self.q_proj,) if whole else (self.q_a_proj, self.q_b_proj)
         return Matrices(
-            tuple(cast(each.weight) for each in query),
+            (cast(self.q_a_proj.weight), cast(self.q_b_proj.weight)),
             (cast(self.kv_a_proj_with_mqa.weight), cast(self.kv_b_proj.weight)),
             cast(self.o_proj.weight),
         )
 
     def query(self, both: Tensor, cos: Tensor, sin: Tensor, by: tuple[Tensor, ...]) -> Tensor:
         """Queries [T, heads, d] of ``both`` [T, 2H]; cos and sin are [T, 1, qk_rope_head_dim]."""
-        x = functional.linear(both, by[0])
-        if len(by) > 1:
-            x = functional.linear(cast(self.q_a_layernorm(x)), by[1])
+        x = functional.linear(cast(self.q_a_layernorm(functional.linear(both, by[0]))), by[1])
         plain, turned = x.unflatten(-1, (self.heads, -1)).split(self._parts(), -1)
         return torch.cat([plain, rotate(_interleaved(turned), cos, sin)], -1) * self.sharpened
 

@@ -188,12 +188,14 @@ def _check_settings(folder: Path, settings: Mapping[str, Any], shape: DraftShape
                 f"train.initial_draft: {name} of {folder} is {layer[name]} and must be {size}, as a draft of this target has it"
             )
     ids = settings.get("eagle_aux_hidden_state_layer_ids") or inner.get("eagle_aux_hidden_state_layer_ids")
-    # SGLang counts outputs of layers, of which k is the input of layer k + 1.
-    readings = [ids] if speculators else [ids, [layer_id + 1 for layer_id in ids or []]]
+    # SGLang counts outputs of layers, of which k is the input of layer k + 1; the key at the top is vLLM's, which counts inputs.
+    inputs = bool(settings.get("eagle_aux_hidden_state_layer_ids"))
+    readings = [ids] if inputs else [ids, [layer_id + 1 for layer_id in ids or []]]
     if ids and list(shape.layers) not in readings:
+        other = f", or {readings[1]} if it was made for SGLang" if len(readings) > 1 else ""
         raise DraftsmithError(
             f"train.initial_draft: {folder} reads the layers {ids}, and the states are those of {list(shape.layers)}; "
-            f"set target.layers: {readings[-1]}"
+            f"set target.layers: {ids}{other}"
         )
     window = window_of(layer)
     if window != shape.attention_window:

@@ -46,7 +46,7 @@ def _attention(draft: DraftShape) -> int:
     if latent is None:
         return both * (queries + 2 * draft.kv_heads * draft.head_dim) + queries * draft.hidden_size
     rank = latent.q_lora_rank
-    asked = both * queries if rank is None else rank * (both + queries + 1)
+    asked = rank * (both + queries + 1)
     keys = draft.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
     given = both * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank * (keys + 1)
     return asked + given + draft.heads * latent.v_head_dim * draft.hidden_size

@@ -31,8 +31,7 @@ def serve(job: dict[str, Any], folder: Path) -> None:
         engine.prepare_environment(config, sockets)
         from vllm import LLM, SamplingParams
 
-        vllm_compat.pass_over_foreign_objects()
-        vllm_compat.keep_temperatures_with_a_draft()
+        vllm_compat.mend()
         progress_file.report(0, len(job["prompts"]), "prompts", phase=f"{job['name']}: loading the engine", always=True)
         begun = time.perf_counter()
         llm = LLM(**job["arguments"] | {"disable_log_stats": False})

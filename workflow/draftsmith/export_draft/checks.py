@@ -48,10 +48,10 @@ def _attention_tensors(shape: DraftShape) -> dict[str, tuple[int, ...]]:
     if latent is None:
         return {"q_proj": (queries, both), "k_proj": (keys, both), "v_proj": (keys, both), "o_proj": (hidden, queries)}
     rank = latent.q_lora_rank
-    whole = {"q_proj": (queries, both)}
-    parts = {} if rank is None else {"q_a_proj": (rank, both), "q_a_layernorm": (rank,), "q_b_proj": (queries, rank)}
     return {
-        **(parts or whole),
+        "q_a_proj": (rank, both),
+        "q_a_layernorm": (rank,),
+        "q_b_proj": (queries, rank),
         "kv_a_proj_with_mqa": (latent.kv_lora_rank + latent.qk_rope_head_dim, both),
         "kv_a_layernorm": (latent.kv_lora_rank,),
         "kv_b_proj": (shape.heads * (latent.qk_nope_head_dim + latent.v_head_dim), latent.kv_lora_rank),

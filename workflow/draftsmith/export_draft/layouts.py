@@ -36,11 +36,6 @@ def check_layouts(layouts: list[str], shape: DraftShape) -> None:
         )
     if "sglang" not in layouts:
         return
-    if shape.latent is not None and shape.latent.q_lora_rank is None:
-        raise DraftsmithError(
-            "export.layouts: SGLang's draft with latent attention needs queries of two steps, and the target has no q_lora_rank; "
-            "leave sglang out"
-        )
     for name, right in SGLANG.items():
         if getattr(shape, name) != right:
             raise DraftsmithError(
@@ -95,6 +90,9 @@ def layout_config(layout: str, shape: DraftShape, dtype: str) -> dict[str, Any]:
         # Readers older than transformers 5 know these two instead of rope_parameters.
         "rope_theta": shape.rope["rope_theta"],
     }
+    if layout == "hf":
+        # vLLM's own name for inputs of layers; without it a reader may take the ids for SGLang's.
+        settings["eagle_aux_hidden_state_layer_ids"] = ids
     scaling = {name: value for name, value in shape.rope.items() if name != "rope_theta"}
     if scaling["rope_type"] != "default":
         settings["rope_scaling"] = scaling

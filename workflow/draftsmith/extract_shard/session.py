@@ -75,7 +75,7 @@ class Session:
                 from vllm import LLM
 
                 self.seconds["import"] = time.perf_counter() - begun
-                vllm_compat.pass_over_foreign_objects()
+                vllm_compat.mend()
                 if engine.on_cpu(self.config) and self.config.engine.tp == 1:
                     # In this process the class is imported in any case; vLLM would start another one to look at it,
                     # a quarter of a minute on a machine that has never seen it. What is wrong with it vLLM itself will tell.

@@ -54,6 +54,6 @@ def before_regeneration(config: Config, target: dict[str, Any]) -> None:
             f"vocabulary.size is {size}, the target has {target['vocab_size']} tokens; lower it, or set it to null"
         )
     check_writable(Path(config.extract.store), "extract.store")
-    # A new draft in vLLM's own layout cannot be unfit, and PyTorch takes seconds to import.
-    if config.train.source is not None or config.export.layouts:
+    # A new draft with a Llama layer in vLLM's own layout cannot be unfit, and PyTorch takes seconds to import.
+    if config.train.source is not None or config.export.layouts or config.train.architecture != "llama":
         draft.check_draft(config, target)

@@ -42,7 +42,7 @@ class Generator:
         log(f"regenerate: loading {self._target['path']} with {arguments}")
         from vllm import LLM
 
-        vllm_compat.pass_over_foreign_objects()
+        vllm_compat.mend()
         self._llm = LLM(**arguments)
         leftovers.remember()
         log(f"regenerate: engine ready after {time.monotonic() - begun:.0f} s")
