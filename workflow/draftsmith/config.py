@@ -353,7 +353,7 @@ class Export(Section):
     """The files that a server loads."""
 
     speculative_tokens: Positive = 3
-    """Draft length written into the exported config, used by `vllm serve` without further flags."""
+    """Draft length written into the model card and, but for `mla`, into the exported config, where `vllm serve` reads it without further flags."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of the exported weights; auto: the target's."""
     layouts: list[Layout] = []

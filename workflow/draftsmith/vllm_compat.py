@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -104,6 +106,16 @@ def turn_every_head() -> None:
 
     flattened.flattens = True  # type: ignore[attr-defined]
     RotaryEmbedding.forward_cpu = flattened  # type: ignore[method-assign]
+
+
+def latent_drafts_turn_plainly() -> bool:
+    """Whether a draft with latent attention may have plain rope; 0.26 takes any rope of one for yarn. Imports nothing of vLLM."""
+    found = find_spec("vllm")
+    for place in (found.submodule_search_locations if found else None) or []:
+        file = Path(place, "model_executor", "models", "deepseek_eagle3.py")
+        if file.is_file():
+            return 'rope_params["rope_type"] = "deepseek_yarn"' not in file.read_text()
+    return True
 
 
 def schedules_asynchronously(llm: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,11 +12,13 @@ import torch
 from looked_at import Make
 from safetensors.torch import load_file, save_file
 
-from draftsmith.draft.config import draft_shape
+from draftsmith import vllm_compat
+from draftsmith.draft.config import DraftShape, draft_shape
+from draftsmith.draft.latent import Latent
 from draftsmith.errors import DraftsmithError
 from draftsmith.export_draft import draft_config, expected_tensors
 from draftsmith.preflight.checks import before_regeneration
-from draftsmith.preflight.draft import draft
+from draftsmith.preflight.draft import check_latent, draft
 from draftsmith.preflight.subject import Subject
 from draftsmith.verdict import Skip
 
@@ -79,3 +82,54 @@ def test_a_source_that_was_spoilt_is_named(make: Make, source: Path) -> None:
 def test_layers_that_are_wrong_are_told_once(make: Make) -> None:
     with pytest.raises(Skip, match="'layers' did not pass"):
         draft(make(settings={"target": {"layers": [1, 3, 99]}}))
+
+
+def test_latent_attention_is_looked_at_before_the_target_writes_its_answers(make: Make) -> None:
+    """This target has none."""
+    subject = make(settings={"train": {"architecture": "mla"}, "vocabulary": {"size": 24}})
+    for look in (lambda: draft(subject), lambda: before_regeneration(subject.config, subject.target)):
+        with pytest.raises(DraftsmithError, match=r"has no kv_lora_rank; set train\.architecture: llama"):
+            look()
+
+
+@pytest.mark.parametrize(
+    ("rope", "old", "refused"), [("default", True, True), ("default", False, False), ("yarn", True, False)]
+)
+def test_a_release_that_knows_yarn_alone(
+    rope: str, old: bool, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.26 overwrites the rope's type."""
+    shape = DraftShape(
+        hidden_size=64, heads=4, kv_heads=4, head_dim=12, intermediate_size=64, rms_norm_eps=1e-6, max_positions=256, target_vocab=40,
+        draft_vocab=12, layers=(1, 2, 3), norm_before_residual=True, fc_norm=False, norm_output=False,
+        rope={"rope_type": "default", "rope_theta": 1e4} if rope == "default" else {
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
+        },
+        latent=Latent(q_lora_rank=6, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=8, v_head_dim=8),
+    )  # fmt: skip
+    models = tmp_path / "model_executor" / "models"
+    models.mkdir(parents=True)
+    line = 'rope_params["rope_type"] = "deepseek_yarn"' if old else "pass"
+    (models / "deepseek_eagle3.py").write_text(f"if True:\n    {line}\n")
+    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(vllm_compat, "find_spec", lambda name: found)
+    monkeypatch.setattr(vllm_compat, "version", lambda: "0.26.0")
+    if not refused:
+        check_latent(shape)
+        return
+    with pytest.raises(DraftsmithError, match=r"vLLM 0\.26\.0 serves such a draft with yarn alone"):
+        check_latent(shape)
+
+
+def test_sizes_that_a_server_could_not_read() -> None:
+    """Heads that do not divide the width, which draft_shape does not choose."""
+    shape = DraftShape(
+        hidden_size=64, heads=5, kv_heads=5, head_dim=12, intermediate_size=64, rms_norm_eps=1e-6, max_positions=256, target_vocab=40,
+        draft_vocab=12, layers=(1, 2, 3), norm_before_residual=True, fc_norm=False, norm_output=False,
+        rope={"rope_type": "default", "rope_theta": 1e4},
+        latent=Latent(q_lora_rank=6, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=8, v_head_dim=8),
+    )  # fmt: skip
+    with pytest.raises(
+        DraftsmithError, match=r"transformers refuses the draft's sizes .*multiple.*set train\.architecture: llama"
+    ):
+        check_latent(shape)

@@ -1,8 +1,8 @@
 """export_draft: write the trained draft in the form that a server loads, and check it tensor by tensor.
 
 The form is that of vllm-project/speculators, because vLLM takes it both ways: as ``speculative_config.model`` beside a target,
-and by itself, ``vllm serve FOLDER``, when it reads the target's name from the file. :mod:`draftsmith.export_draft.layouts` has
-the others.
+and by itself, ``vllm serve FOLDER``, when it reads the target's name from the file. A draft with latent attention it takes in the
+form of EAGLE's repository alone, beside a target. :mod:`draftsmith.export_draft.layouts` has the others.
 """
 
 from __future__ import annotations

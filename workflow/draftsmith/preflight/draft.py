@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from draftsmith import vllm_compat
 from draftsmith.config import Config
+from draftsmith.errors import DraftsmithError
 from draftsmith.layers import resolve_layers
 from draftsmith.preflight.subject import Subject, needed
 from draftsmith.verdict import Found
+
+if TYPE_CHECKING:
+    from draftsmith.draft.config import DraftShape
 
 
 def draft(subject: Subject) -> Found:
@@ -35,6 +40,8 @@ def check_draft(config: Config, target: dict[str, Any]) -> str:
     described = target | {"layers": resolve_layers(config.target.layers, target["num_layers"])}
     shape = draft_shape(described, config.train, size)
     check_layouts(list(config.export.layouts), shape)
+    if shape.latent is not None:
+        check_latent(shape)
     sizes = f"width {shape.hidden_size}, {shape.heads} heads, {size:,} tokens"
     if source is None or ids is None:
         return f"a new draft: {sizes}"
@@ -51,3 +58,23 @@ def check_draft(config: Config, target: dict[str, Any]) -> str:
     finally:
         torch.set_num_threads(threads)
     return f"training goes on from {source}: {sizes}"
+
+
+def check_latent(shape: DraftShape) -> None:
+    """Fail where a server could not read a draft of ``shape``, which has latent attention."""
+    from transformers import AutoConfig
+
+    from draftsmith.export_draft.settings import layer_config
+
+    try:
+        AutoConfig.for_model(**layer_config(shape))
+    except Exception as error:
+        # Whatever a validator of transformers raises, a server would raise as well.
+        raise DraftsmithError(
+            f"train.architecture: mla: transformers refuses the draft's sizes ({' '.join(str(error).split())}); set train.architecture: llama"
+        ) from error
+    if shape.rope["rope_type"] == "default" and not vllm_compat.latent_drafts_turn_plainly():
+        raise DraftsmithError(
+            f"train.architecture: mla: vLLM {vllm_compat.version()} serves such a draft with yarn alone, and the target has plain rope; "
+            "install a newer vLLM, or set train.architecture: llama"
+        )
