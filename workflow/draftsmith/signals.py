@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from types import FrameType, TracebackType
@@ -10,6 +11,9 @@ from types import FrameType, TracebackType
 EXIT_TERMINATED = 128 + signal.SIGTERM
 # Slurm signals every process of a job, and the one that has started the others passes it on: that is one request.
 _SAME_REQUEST_SECONDS = 5.0
+_HEARD = (
+    b"SIGTERM: what is begun, a load as well, is brought to its end first; a second one, 5 s later, ends it at once\n"
+)
 
 
 class Termination:
@@ -22,6 +26,8 @@ class Termination:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         if not self.asked:
             self.asked, self._when = True, time.monotonic()
+            # Not by way of a buffer, which the signal may have come in the middle of.
+            os.write(2, _HEARD)
         elif time.monotonic() - self._when >= _SAME_REQUEST_SECONDS:
             signal.signal(signal.SIGTERM, self._previous)
             signal.raise_signal(signal.SIGTERM)

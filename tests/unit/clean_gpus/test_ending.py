@@ -103,3 +103,12 @@ def test_one_that_does_not_end_at_all(nvml: object, cast: Cast, monkeypatch: pyt
     pid = cast.orphan()
     with pytest.raises(DraftsmithError, match=rf"SIGKILL does not end GPU 0: process {pid} .*; it hangs in the driver"):
         ending.end([holders.describe("0", pid, 0)])
+
+
+def test_pythons_tracker_of_shared_memory_is_left_to_tidy_up(nvml: object, cast: Cast) -> None:
+    """It removes what the others have left when they have ended, and then ends; killed with them, it would remove nothing."""
+    tracker = cast.orphan("import time\n# multiprocessing.resource_tracker\nprint('up', flush=True)\ntime.sleep(60)\n")
+    other = cast.orphan()
+    ending.end([holders.describe("", pid, 0) for pid in (tracker, other)])
+    assert gone(other)
+    assert not gone(tracker)

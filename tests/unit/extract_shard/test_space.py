@@ -22,22 +22,27 @@ def free(monkeypatch: pytest.MonkeyPatch, amount: int) -> None:
 
 
 def test_states_that_do_not_fit_are_refused_with_the_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A million tokens of Kimi-K2.5 in bfloat16: 57,344 bytes and an id of 4 each, 1 % for heads."""
-    need = int(1_000_000 * 57_348 * 1.01)
+    """A million tokens of Kimi-K2.5 in bfloat16: 57,344 bytes and an id of 4 each, 1 % for heads, and 64 MiB for the rest."""
+    need = int(1_000_000 * 57_348 * 1.01) + (64 << 20)
+    assert space.needed(1_000_000, 57_344) == need
     free(monkeypatch, need)
     space.check_space(tmp_path, 1_000_000, 57_344)
     free(monkeypatch, need - 1)
-    with pytest.raises(DraftsmithError, match=r"1000000 tokens need 57\.9 GB and 57\.9 GB are free.*extract\.store"):
+    with pytest.raises(DraftsmithError, match=r"1000000 tokens need 57\.99 GB and 57\.99 GB are free.*extract\.store"):
         space.check_space(tmp_path, 1_000_000, 57_344)
 
 
 def test_it_is_time_to_stop_while_what_has_begun_still_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(space, "_LOOK_SECONDS", 0.0)
-    room = space.Room(tmp_path, 1 << 30)
+    left = [1 << 30]
+    room = space.Room(tmp_path, lambda: left[0])
     free(monkeypatch, (1 << 30) + (64 << 20))
     assert room.short() is None
     free(monkeypatch, (1 << 30) + (64 << 20) - 1)
-    assert room.short() == f"{tmp_path}: only 1.14 GB are free"
+    left[0] -= 1
+    assert room.short() is None, "less is left to write"
+    left[0] += 1
+    assert room.short() == f"{tmp_path}: only 1.14 GB are free, and what is begun may need 1.14 GB"
     free(monkeypatch, 1 << 40)
     assert room.short(), "once said it stays said"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections import namedtuple
 
@@ -25,7 +24,7 @@ def test_tokens_behind_the_last_answer_are_not_counted(
     table["span_ends"] = [[10], [2]]
     table.to_parquet(subject.rows)
     usage = namedtuple("usage", "total used free")
-    need = tokens * 4 * 64 * 4
-    for free, status in ((math.ceil(need * 1.05), "ok"), (math.floor(need * 1.05) - 1, "fail")):
+    need = int(tokens * (4 * 64 * 4 + 4) * 1.01) + (64 << 20)
+    for free, status in ((need, "ok"), (need - 1, "fail")):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(free, 0, free))
         assert machine.store_room(subject)[0] == status

@@ -134,14 +134,14 @@ def test_a_store_that_cannot_be_written(make: Make, tmp_path: Path) -> None:
 
 def test_room_on_the_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Five tokens of (three layers and the final state) x 64 x 4 bytes."""
-    need = 5 * 4 * 64 * 4
-    for free, status in ((2 * need, "ok"), (need, "fail")):
+    need = int(5 * (4 * 64 * 4 + 4) * 1.01) + (64 << 20)
+    for free, status in ((need, "ok"), (need - 1, "fail")):
         monkeypatch.setattr("shutil.disk_usage", lambda path, free=free: type("Usage", (), {"free": free})())
         found = checks.store_room(make())
         assert found[0] == status
         assert "0 of 2 rows are there" in found[1]
     assert found[1].endswith("free some, or name another folder in extract.store")
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": need})())
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": need - 1000})())
     assert checks.store_room(make(settings={"extract": {"storage": "fp8"}}))[0] == "ok", "float8 takes less"
 
 

@@ -10,6 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import distribution
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,5 +122,22 @@ def test_a_driver_does_not_follow_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     parent = processes.identity(os.getppid())
     assert parent is not None
     monkeypatch.setenv(driver_watch.DRIVER, f"{parent.pid}-{parent.start}")
+    driver_watch.follow_driver()
+    assert len(started) == 1
+
+
+def test_vllm_is_told_of_it_and_twice_is_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a plugin it is called in vLLM's core and workers, and a worker calls it by itself as well."""
+    named = {
+        entry.name: entry for entry in distribution("draftsmith").entry_points.select(group="vllm.general_plugins")
+    }
+    assert named["draftsmith"].load() is driver_watch.follow_driver
+    started: list[object] = []
+    monkeypatch.setattr(driver_watch, "_Follower", lambda *given: SimpleNamespace(start=lambda: started.append(given)))
+    monkeypatch.setattr(driver_watch, "_follows", set())
+    driver_watch.follow_driver()
+    assert not started, "nobody has announced a driver"
+    monkeypatch.setenv(driver_watch.DRIVER, f"{os.getppid()}-1")
+    driver_watch.follow_driver()
     driver_watch.follow_driver()
     assert len(started) == 1

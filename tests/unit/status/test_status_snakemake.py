@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from draftsmith.status import snakemake_log, status
+from draftsmith.status.table import below
 
 _LOCAL = """\
 Building DAG of jobs...
@@ -104,16 +105,37 @@ def test_logs_of_other_runs_are_passed_over(tmp_path: Path) -> None:
     assert log.queued == {}
 
 
+# What Snakemake shows of a failed job on Slurm, whose own Snakemake has ended; then it goes on.
+_FAREWELL = (
+    "Shutting down, this might take some time.\nExiting because a job execution failed. Look above for error messages\n"
+)
+_AGAIN = "Trying to restart job 8.\nSelect jobs to execute...\nJob 8 has been submitted with SLURM jobid 104 (log: /w/logs/slurm/rule_extract_shard/2-of-2/104.log).\n"
+_END = "Complete log(s): x\n"
+
+
 @pytest.mark.parametrize(
-    ("end", "age", "locked", "active"),
-    [("", 0, False, True), ("", 3600, False, False), ("", 3600, True, True), ("Complete log(s): x\n", 0, True, False), ("Exiting because a job execution failed.\n", 0, False, False)],
+    ("text", "age", "locked", "active", "said"),
+    [
+        (_LOCAL, 0, False, True, "is at work"),
+        (_LOCAL, 3600, False, False, "has ended"),
+        (_LOCAL + _END, 0, True, False, "has ended"),
+        (_LOCAL + _FAREWELL, 0, True, True, "is at work"),
+        (_SLURM + _FAREWELL + _AGAIN, 0, True, True, "is at work"),
+        # A long job writes nothing to the log for hours, but the lock is held.
+        (_SLURM + _FAREWELL + _AGAIN, 3600, True, True, "is at work"),
+        (_SLURM + _FAREWELL + _AGAIN + _FAREWELL + _END, 0, True, False, "has ended"),
+        (_LOCAL, 3600, True, False, "was killed, or says nothing (its lock is still there"),
+    ],
 )  # fmt: skip
-def test_whether_snakemake_is_at_work(tmp_path: Path, end: str, age: float, locked: bool, active: bool) -> None:
-    """A long job writes nothing to the log for hours, but the lock is held."""
-    written(tmp_path, _LOCAL + end, age=age)
+def test_whether_snakemake_is_at_work(
+    tmp_path: Path, text: str, age: float, locked: bool, active: bool, said: str
+) -> None:
+    written(tmp_path, text, age=age)
     if locked:
         (tmp_path / ".snakemake/locks").mkdir()
         (tmp_path / ".snakemake/locks/0.input.lock").touch()
-    log = snakemake_log.read(tmp_path, "demo")
-    assert log is not None
-    assert log.summary.active is active
+    found = status(tmp_path / "results/demo")
+    assert found.snakemake is not None
+    assert found.snakemake.active is active
+    assert found.over is not active
+    assert below(found)[-1].startswith(f"Snakemake {said}")

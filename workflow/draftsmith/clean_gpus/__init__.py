@@ -23,9 +23,10 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.files import write_json
 from draftsmith.log import log
 from draftsmith.processes import owned_folders, run_mark, wait
+from draftsmith.processes.driver_watch import GRACE_SECONDS
 
-# An engine whose driver has just been killed is about to end by itself.
-SETTLE_SECONDS = 3.0
+# An engine whose driver has just been killed is about to end by itself: at once, or after its grace where it still loads.
+SETTLE_SECONDS = GRACE_SECONDS + 3.0
 # The driver gives memory back a little after a process has ended.
 FREE_SECONDS = 30.0
 

@@ -26,7 +26,7 @@ def end(orphans: Sequence[Holder]) -> None:
     itself; then to what outlives them, and SIGKILL to what outlives that. Raises :class:`DraftsmithError` when even that
     does not help.
     """
-    found = {holder.process: holder for holder in orphans if holder.process.alive}
+    found = {holder.process: holder for holder in orphans if holder.process.alive and not _tidies(holder.process)}
     below = dict.fromkeys(child for process in found for child in _below(process))
     tops = [process for process in found if process not in below]
     every = list(dict.fromkeys([*found, *below]))
@@ -47,6 +47,13 @@ def end(orphans: Sequence[Holder]) -> None:
         )
 
 
+def _tidies(process: Identity) -> bool:
+    """Whether it is Python's own tracker of shared memory, which removes that of the others when they have ended, and then ends."""
+    with suppress(psutil.Error):
+        return any("multiprocessing.resource_tracker" in word for word in psutil.Process(process.pid).cmdline())
+    return False
+
+
 def _below(process: Identity) -> list[Identity]:
     """Descendants of ``process`` that are this user's."""
     below = []
@@ -54,7 +61,7 @@ def _below(process: Identity) -> list[Identity]:
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 found = identity(child.pid)
-                if found is not None and child.uids().real == os.getuid():
+                if found is not None and child.uids().real == os.getuid() and not _tidies(found):
                     below.append(found)
     # Read after the children, so that they are those of the process that was meant.
     return below if process.alive else []

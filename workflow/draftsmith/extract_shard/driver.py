@@ -17,7 +17,7 @@ from draftsmith.extract_shard.plan import PlannedRow
 from draftsmith.extract_shard.progress import Progress
 from draftsmith.extract_shard.publish import HeadCheck, Publisher
 from draftsmith.extract_shard.session import Session
-from draftsmith.extract_shard.space import Room, is_full
+from draftsmith.extract_shard.space import Room, is_full, states_bytes
 from draftsmith.extract_shard.staging import staging
 from draftsmith.extract_shard.tries import Tries, remembered, suspects
 from draftsmith.log import log
@@ -182,7 +182,17 @@ class _Attempt:
             return crash
 
     def _stop(self, session: Session) -> Callable[[], str | None]:
-        room = Room(self.job.folder, session.buffered_bytes)
+        tokens = sum(row.length for row in self.job.rows)
+        whole = states_bytes(tokens, store.bytes_per_token(
+            len(self.job.target["layers"]), self.job.target["hidden_size"], *self.job.stored
+        ))  # fmt: skip
+
+        def reserve() -> int:
+            # Never more than what is left to write: else a store that fits would be stopped near its end.
+            begun = sum(path.stat().st_size for path in session.staging.glob("*") if path.is_file())
+            return max(0, min(session.buffered_bytes, whole - self.publisher.bytes - begun))
+
+        room = Room(self.job.folder, reserve)
 
         def stop() -> str | None:
             self.stopped = self.stopped or (self.termination.name if self.termination.asked else room.short())
@@ -254,5 +264,7 @@ def _sentence(
         f"{f'; all of it is in {kept}' if kept else ''}\n{ledger.cause_last(entries)}"
     )
     if full:
-        text += f"\n{folder}: the disk is full; free some, or name another folder in extract.store, and run the same command again"
+        told = f"{folder}: the disk is full; free some, or name another folder in extract.store, and run the same command again"
+        # First, where the view of a run looks, and last, where a person does.
+        text = f"{told}\n{text}\n{told}"
     return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from draftsmith.errors import DraftsmithError
@@ -14,12 +15,22 @@ _MARGIN = 64 << 20
 _LOOK_SECONDS = 1.0
 
 
+def states_bytes(tokens: int, per_token: int) -> int:
+    """Bytes of the batch files of so many tokens, with their ids and heads."""
+    return int(tokens * (per_token + 4) * 1.01)
+
+
+def needed(tokens: int, per_token: int) -> int:
+    """Bytes that must be free before the first of so many tokens is extracted."""
+    return states_bytes(tokens, per_token) + _MARGIN
+
+
 def check_space(folder: Path, tokens: int, per_token: int) -> None:
     """Fail unless the missing states fit on the disk."""
-    need, free = int(tokens * (per_token + 4) * 1.01), shutil.disk_usage(folder).free
+    need, free = needed(tokens, per_token), shutil.disk_usage(folder).free
     if need > free:
         raise DraftsmithError(
-            f"{folder}: {tokens} tokens need {need / 1e9:.1f} GB and {free / 1e9:.1f} GB are free; "
+            f"{folder}: {tokens} tokens need {need / 1e9:.2f} GB and {free / 1e9:.2f} GB are free; "
             "free some, or name another folder in extract.store"
         )
 
@@ -27,8 +38,8 @@ def check_space(folder: Path, tokens: int, per_token: int) -> None:
 class Room:
     """Says when to stop: while there is still room for what the engine has begun."""
 
-    def __init__(self, folder: Path, reserve: int) -> None:
-        """``reserve`` is the number of bytes that may still be written once it is said to stop."""
+    def __init__(self, folder: Path, reserve: Callable[[], int]) -> None:
+        """``reserve`` gives the number of bytes that may still be written once it is said to stop."""
         self.folder, self.reserve = folder, reserve
         self._looked = 0.0
         self.reason: str | None = None
@@ -39,8 +50,11 @@ class Room:
         if self.reason is None and now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             free = shutil.disk_usage(self.folder).free
-            if free < self.reserve + _MARGIN:
-                self.reason = f"{self.folder}: only {free / 1e9:.2f} GB are free"
+            need = self.reserve() + _MARGIN
+            if free < need:
+                self.reason = (
+                    f"{self.folder}: only {free / 1e9:.2f} GB are free, and what is begun may need {need / 1e9:.2f} GB"
+                )
         return self.reason
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 
 from draftsmith import engine, hardware, store
+from draftsmith.extract_shard import space
 from draftsmith.extract_shard.plan import missing, stored_rows
 from draftsmith.files import check_writable
 from draftsmith.preflight.subject import Subject, needed
@@ -97,11 +98,11 @@ def store_room(subject: Subject) -> Found:
     rows = set(stored_rows(subject.rows, config.extract.supervised_only).values())
     todo = missing(list(rows), index.rows)
     per_token = store.bytes_per_token(len(layers), target["hidden_size"], subject.dtype, storage)
-    need, free = sum(row.length for row in todo) * per_token, shutil.disk_usage(root).free
+    need, free = space.needed(sum(row.length for row in todo), per_token), shutil.disk_usage(root).free
     detail = (
         f"{root / key}: {len(rows) - len(todo)} of {len(rows)} rows are there, the others need "
-        f"{need / 1e9:.2f} GB of {free / 1e9:.0f} GB free"
+        f"{need / 1e9:.2f} GB of {free / 1e9:.2f} GB free"
     )
-    if need * 1.05 > free:
+    if todo and need > free:
         return "fail", f"{detail}; free some, or name another folder in extract.store"
     return "ok", detail

@@ -1,7 +1,8 @@
 """An engine whose driver is gone ends by itself.
 
 vLLM's workers notice when its core dies, but the core does not notice when the process that drives it is killed, and keeps
-the GPUs. So a thread in each worker waits for the driver's end. The kernel's own PR_SET_PDEATHSIG would not do: it tells of
+the GPUs. So a thread in the core and in each worker waits for the driver's end; in the core it is started by vLLM's own way for
+plugins, before there are workers. The kernel's own PR_SET_PDEATHSIG would not do: it tells of
 a parent's death, but between a worker and the driver stands the core, which is not this project's to change.
 """
 
@@ -21,6 +22,8 @@ DRIVER = "DRAFTSMITH_DRIVER"
 GRACE_SECONDS = 15.0
 """From SIGTERM, which an engine that runs takes for an orderly end, to SIGKILL, which one that still loads needs."""
 _LOOK_SECONDS = 1.0
+_follows: set[int] = set()
+"""This process's number, once it follows a driver; a fork has the number of another."""
 
 
 def announce() -> None:
@@ -30,9 +33,10 @@ def announce() -> None:
 
 
 def follow_driver() -> None:
-    """In a process of the engine: end the engine when the announced driver has ended."""
+    """In a process of the engine: end the engine when the announced driver has ended. A second call does nothing."""
     pid, _, start = os.environ.get(DRIVER, "").partition("-")
-    if pid.isdigit() and start.isdigit() and int(pid) != os.getpid():
+    if pid.isdigit() and start.isdigit() and int(pid) != os.getpid() and os.getpid() not in _follows:
+        _follows.add(os.getpid())
         driver = Identity(int(pid), int(start))
         _Follower(driver, _below(driver), GRACE_SECONDS).start()
 

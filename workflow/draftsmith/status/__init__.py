@@ -21,13 +21,17 @@ def status(results: Path) -> Status:
     """The state of the run in ``results`` (results/NAME)."""
     places = Places(results.absolute())
     log = snakemake_log.read(places.root, places.name)
-    return Status(
+    found = Status(
         name=places.name,
         results=str(results),
         time=time.time(),
         jobs=jobs(places, log),
         snakemake=None if log is None else log.summary,
     )
+    # A lock alone may be that of a Snakemake that was killed.
+    if found.snakemake is not None and found.snakemake.locked and (found.count("running") or found.count("queued")):
+        found.snakemake.active = True
+    return found
 
 
 def find(root: Path) -> Path:

@@ -76,7 +76,9 @@ class Snakemake(Told):
     finished: int | None = None
     total: int | None = None
     active: bool = False
-    """Whether the log is being written, or Snakemake holds its lock on the working folder."""
+    """Whether the log is being written, or a job is at work or queued while the working folder is locked."""
+    locked: bool = False
+    """Whether the working folder is locked, and the log has no end: while Snakemake is at work, and after it was killed."""
 
 
 class Status(Told):

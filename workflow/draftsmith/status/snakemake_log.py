@@ -20,7 +20,9 @@ _SUBMITTED = re.compile(
 )
 _RUN = re.compile(r"\b(?:results|logs)/([A-Za-z0-9][\w.-]*)/")
 _FINISHED = re.compile(r"^Finished jobid: (\d+)")
-_END = ("Complete log", "Exiting because", "Shutting down")
+# The last line. Snakemake's other farewells are also in the logs of failed jobs, whose own Snakemake ends, and which it shows.
+_END = "Complete log"
+_BEGUN = ("Select jobs to execute", "Trying to restart job")
 _FRESH_SECONDS = 60.0
 Key = tuple[str, str | None]
 
@@ -60,10 +62,14 @@ def _parse(root: Path, path: Path, lines: list[str]) -> Log:
     log.known = list(reader.names.values())
     log.queued = {reader.names[number]: slurm for number, slurm in reader.queued.items() if number in reader.names}
     log.failed = {reader.names[number]: text for number, text in reader.failed.items() if number in reader.names}
-    ended = any(line.startswith(_END) for line in lines[-12:])
-    locked = any((root / ".snakemake" / "locks").glob("*.lock"))
-    fresh = time.time() - (mtime(path) or 0.0) < _FRESH_SECONDS
-    log.summary.active = not ended and (locked or fresh)
+    last = {
+        mark: max((n for n, line in enumerate(lines) if line.startswith(mark)), default=-1) for mark in (_END, _BEGUN)
+    }
+    ended = last[_END] > last[_BEGUN]
+    if ended:
+        log.queued = {}
+    log.summary.locked = not ended and any((root / ".snakemake" / "locks").glob("*.lock"))
+    log.summary.active = not ended and time.time() - (mtime(path) or 0.0) < _FRESH_SECONDS
     return log
 
 

@@ -16,6 +16,8 @@ _STYLE = {
     "killed": "bold red",
 }  # fmt: skip
 
+_MEND = "its lock is still there: look for its jobs, on Slurm with squeue, then run snakemake --unlock"
+
 
 def table(status: Status) -> RenderableType:
     """The run as a table, with what failed below it."""
@@ -55,7 +57,8 @@ def below(status: Status) -> list[str]:
     if status.snakemake is not None:
         told = status.snakemake
         steps = f"{told.finished} of {told.total} steps done" if told.total is not None else "no step done yet"
-        lines.append(f"Snakemake {'is at work' if told.active else 'has ended'}: {steps}; {told.log}")
+        does = "is at work" if told.active else f"was killed, or says nothing ({_MEND})" if told.locked else "has ended"
+        lines.append(f"Snakemake {does}: {steps}; {told.log}")
     return lines
 
 

@@ -121,7 +121,7 @@ def show_leftovers(store: Path, items: Sequence[Leftover], chosen: Sequence[Left
     """What could go, what of it was asked for, and whether that is gone."""
     if not items:
         print(
-            f"{store}: no staging folder, no damaged file; --keep or --manifest also shows the fingerprints that neither names"
+            f"{store}: no staging folder, no damaged file, and no other fingerprint where --keep or --manifest says which is wanted"
         )
         return
 

@@ -173,6 +173,11 @@ def _train(
         if not trainer.ended_early(checkpoint):
             trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
         if termination.asked:
+            if first:
+                log(
+                    f"training: ended by SIGTERM; step {trainer.state.global_step} of {plan.steps} is saved in {folder}, "
+                    "run the same command again to go on"
+                )
             raise SystemExit(EXIT_TERMINATED)
         if held_out and trainer.validated_last() != trainer.state.global_step:
             trainer.evaluate()
