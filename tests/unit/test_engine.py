@@ -37,6 +37,14 @@ def test_fewer_gpus_than_tensor_parallelism_needs(
         engine.check_granted(config(engine={"tp": 8}), granted)
 
 
+@pytest.mark.parametrize(("present", "said"), [(0, r"it sees 0 \(.+\); look"), (3, r"it sees 3; look")])
+def test_gpus_that_were_granted_and_are_not_seen(gpus: list[hardware.Gpu], present: int, said: str) -> None:
+    """As on a node whose driver is gone: asking the scheduler for more would not help."""
+    gpus += [H200] * present
+    with pytest.raises(DraftsmithError, match=rf"engine\.tp is 8 and this job was granted 8 GPU\(s\), but {said}"):
+        engine.check_granted(config(engine={"tp": 8}), 8)
+
+
 def test_enough_gpus_or_none_needed(gpus: list[hardware.Gpu]) -> None:
     engine.check_granted(config(), 0)
     engine.check_granted(config(engine={"tp": 2, "device": "cpu"}), 0)

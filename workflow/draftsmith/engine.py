@@ -78,6 +78,12 @@ def check_granted(config: Config, granted: int | None) -> None:
     if config.engine.tp == 1 and hardware.device() == "cpu":
         return
     have = visible if granted is None else min(granted, visible)
+    if have < config.engine.tp and granted is not None and granted >= config.engine.tp:
+        why = hardware.why_no_gpu()
+        raise DraftsmithError(
+            f"engine.tp is {config.engine.tp} and this job was granted {granted} GPU(s), but it sees {visible}"
+            f"{f' ({why})' if why else ''}; look with nvidia-smi on its node, or set engine.device to cpu"
+        )
     if have < config.engine.tp:
         raise DraftsmithError(
             f"engine.tp is {config.engine.tp}, but this job was granted {have} GPU(s); "

@@ -53,7 +53,9 @@ def below(status: Status) -> list[str]:
     lines = []
     for job in status.jobs:
         for failure in job.failures:
-            lines.append(f"{job.name}: {failure.line}" + (f"\n    the whole: {failure.where}" if failure.where else ""))
+            # A stage's own sentence may begin with its name.
+            said = failure.line.removeprefix(f"{job.stage}: ")
+            lines.append(f"{job.name}: {said}" + (f"\n    the whole: {failure.where}" if failure.where else ""))
     if status.snakemake is not None:
         told = status.snakemake
         steps = f"{told.finished} of {told.total} steps done" if told.total is not None else "no step done yet"
