@@ -28,13 +28,16 @@ def broken(execute):
 
 
 def change(worker):
-    if FAULT["kind"] == "outlive":
-        # Imported before the worker is made: it will not look after its driver.
-        sys.modules["draftsmith.processes.driver_watch"].follow_driver = lambda: None
-        return
     worker.Recorder.steps_seen = 0
     worker.Recorder.execute_model = broken(worker.Recorder.execute_model)
 
 
-if FAULT:
+def forget_the_driver(watch):
+    watch.follow_driver = lambda: None
+
+
+if FAULT and FAULT["kind"] == "outlive":
+    # Before vLLM's core asks for it as a plugin, and before a worker is made.
+    after_import("draftsmith.processes.driver_watch", forget_the_driver)
+elif FAULT:
     after_import("draftsmith.extract_shard.worker", change)

@@ -90,7 +90,7 @@ def test_too_few_gpus_are_told_before_anything_else(stage: str, machine: Nvml, l
     assert str(error).startswith("engine.tp is 2, but this job was granted 1 GPU(s); offer more")
     machine.gpus[1:] = []
     hardware.gpus.cache_clear()
-    assert str(call(stage, "--gpus", "2")).startswith("engine.tp is 2, but this job was granted 1 GPU(s)")
+    assert str(call(stage, "--gpus", "2")).startswith("engine.tp is 2 and this job was granted 2 GPU(s), but it sees 1")
     assert looks == []
 
 
