@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,12 @@ from draftsmith.preflight.subject import Subject
 from draftsmith.verdict import Skip
 
 SIZE = 20
+LATENT = DraftShape(
+    hidden_size=64, heads=4, kv_heads=4, head_dim=12, intermediate_size=64, rms_norm_eps=1e-6, max_positions=256, target_vocab=40,
+    draft_vocab=12, layers=(1, 2, 3), norm_before_residual=True, fc_norm=False, norm_output=False,
+    rope={"rope_type": "default", "rope_theta": 1e4},
+    latent=Latent(q_lora_rank=6, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=8, v_head_dim=8),
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -99,14 +106,10 @@ def test_a_release_that_knows_yarn_alone(
     rope: str, old: bool, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """vLLM 0.26 overwrites the rope's type."""
-    shape = DraftShape(
-        hidden_size=64, heads=4, kv_heads=4, head_dim=12, intermediate_size=64, rms_norm_eps=1e-6, max_positions=256, target_vocab=40,
-        draft_vocab=12, layers=(1, 2, 3), norm_before_residual=True, fc_norm=False, norm_output=False,
-        rope={"rope_type": "default", "rope_theta": 1e4} if rope == "default" else {
-            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
-        },
-        latent=Latent(q_lora_rank=6, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=8, v_head_dim=8),
-    )  # fmt: skip
+    yarn = {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }  # fmt: skip
+    shape = replace(LATENT, rope=yarn) if rope == "yarn" else LATENT
     models = tmp_path / "model_executor" / "models"
     models.mkdir(parents=True)
     line = 'rope_params["rope_type"] = "deepseek_yarn"' if old else "pass"
@@ -123,12 +126,7 @@ def test_a_release_that_knows_yarn_alone(
 
 def test_sizes_that_a_server_could_not_read() -> None:
     """Heads that do not divide the width, which draft_shape does not choose."""
-    shape = DraftShape(
-        hidden_size=64, heads=5, kv_heads=5, head_dim=12, intermediate_size=64, rms_norm_eps=1e-6, max_positions=256, target_vocab=40,
-        draft_vocab=12, layers=(1, 2, 3), norm_before_residual=True, fc_norm=False, norm_output=False,
-        rope={"rope_type": "default", "rope_theta": 1e4},
-        latent=Latent(q_lora_rank=6, kv_lora_rank=10, qk_nope_head_dim=4, qk_rope_head_dim=8, v_head_dim=8),
-    )  # fmt: skip
+    shape = replace(LATENT, heads=5, kv_heads=5)
     with pytest.raises(
         DraftsmithError, match=r"transformers refuses the draft's sizes .*multiple.*set train\.architecture: llama"
     ):

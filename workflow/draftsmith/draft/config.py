@@ -98,6 +98,12 @@ def window_keys(window: int | None) -> dict[str, Any]:
     return {} if window is None else {"layer_types": ["sliding_attention"], "sliding_window": window}
 
 
+def layer_of(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of a draft's config.json that describes its layer, which speculators' form keeps apart."""
+    layer: Mapping[str, Any] = settings.get("transformer_layer_config") or settings
+    return layer
+
+
 def window_of(layer: Mapping[str, Any]) -> Any:
     """The window that such keys give; None where the layer sees everything."""
     return layer.get("sliding_window") if "sliding_attention" in (layer.get("layer_types") or []) else None

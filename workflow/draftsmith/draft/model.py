@@ -1,8 +1,8 @@
 """The EAGLE-3 draft as a module, computing in training exactly what vLLM computes in serving.
 
 There it is Eagle3LlamaForCausalLM, or Eagle3DeepseekV2ForCausalLM with latent attention. Parameters carry the names under which
-vLLM loads them. The embedding is the target's, frozen, and no parameter: it is
-neither trained, nor saved, nor exported, since the server shares the target's.
+vLLM loads them. The embedding is the target's, frozen, and no parameter: it is neither trained, nor saved, nor exported, since
+the server shares the target's.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ class Eagle3Draft(nn.Module):
         hidden = self.combine(rows.aux)
         both, residual = self._both(embedded, hidden)
         cos, sin = self._rotation(rows.positions, both)
-        layer: Layer = self.layers[0]  # type: ignore[assignment]
-        by = layer.matrices()
+        by = self._layer().matrices()
         key, value = self._key_and_value(both, cos, sin, *by.attention.key_value)
 
         window = self.shape.attention_window
@@ -174,7 +173,7 @@ class Eagle3Draft(nn.Module):
 
     def _both(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """What attention projects, [T, 2H], and the layer's residual, [T, H], for embeddings and hidden states [T, H]."""
-        layer: Layer = self.layers[0]  # type: ignore[assignment]
+        layer = self._layer()
         normed = layer.hidden_norm(hidden)
         # Embeddings are normed anew at each step: they come without a gradient, which would have to be put back in place.
         return torch.cat(
@@ -182,21 +181,20 @@ class Eagle3Draft(nn.Module):
         ), normed if self.shape.norm_before_residual else hidden
 
     def _key_and_value(self, both: Tensor, cos: Tensor, sin: Tensor, *by: Tensor) -> tuple[Tensor, Tensor]:
-        return self._attention().key_and_value(both, cos, sin, by)
+        return self._layer().self_attn.key_and_value(both, cos, sin, by)
 
     def _query(self, both: Tensor, cos: Tensor, sin: Tensor, *by: Tensor) -> Tensor:
-        return self._attention().query(both, cos, sin, by)
+        return self._layer().self_attn.query(both, cos, sin, by)
 
-    def _attention(self) -> self_attention.GroupedAttention | self_attention.LatentAttention:
-        layer: Layer = self.layers[0]  # type: ignore[assignment]
-        return layer.self_attn
+    def _layer(self) -> Layer:
+        return self.layers[0]  # type: ignore[return-value]
 
     def _rest(
         self, mixed: Tensor, residual: Tensor, o: Tensor, gate: Tensor, up: Tensor, down: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The layer behind attention, and the final norm: lm_head's input and the hidden state that the next step takes."""
-        layer: Layer = self.layers[0]  # type: ignore[assignment]
-        residual = residual + functional.linear(self._attention().joined(mixed), o)
+        layer = self._layer()
+        residual = residual + functional.linear(layer.self_attn.joined(mixed), o)
         normed = cast(layer.post_attention_layernorm(residual))
         gated = functional.silu(functional.linear(normed, gate)) * functional.linear(normed, up)
         # vLLM calls this sum hidden_prenorm: it is what the next step is fed with, unless norm_output is set.

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftsmith.draft.config import DraftShape, window_of
+from draftsmith.draft.config import DraftShape, layer_of, window_of
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json
 from draftsmith.log import log
@@ -162,7 +162,7 @@ def _own_name(name: str) -> str:
 
 def _check_settings(folder: Path, settings: Mapping[str, Any], shape: DraftShape) -> None:
     speculators = "speculators_model_type" in settings
-    layer: Mapping[str, Any] = settings.get("transformer_layer_config") or settings
+    layer = layer_of(settings)
     inner: Mapping[str, Any] = settings.get("eagle_config") or {}
     # The default of an absent one differs between the layouts, as vLLM reads them.
     switches = {"norm_before_residual": speculators, "fc_norm": False, "norm_output": False}

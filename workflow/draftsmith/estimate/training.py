@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 from typing import Any
 
 from draftsmith.draft.config import DraftShape, draft_shape
 from draftsmith.estimate.model import Figure
 from draftsmith.estimate.storage import per_token
 from draftsmith.estimate.target import Subject
+from draftsmith.export_draft.checks import attention_tensors
 
 _ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Logits of a block, as draftsmith.draft.loss has them, and how many of its size live at once: the target's distribution, its
@@ -34,22 +36,11 @@ def parameters(draft: DraftShape) -> dict[str, int]:
     width = draft.hidden_size
     return {
         "fc": len(draft.layers) * width * width,
-        "attention": _attention(draft),
+        "attention": sum(math.prod(sizes) for sizes in attention_tensors(draft).values()),
         "mlp": 3 * width * draft.intermediate_size,
         "norms": 4 * width + (len(draft.layers) * width if draft.fc_norm else 0),
         "lm_head": draft.draft_vocab * width,
     }
-
-
-def _attention(draft: DraftShape) -> int:
-    both, queries, latent = 2 * draft.hidden_size, draft.heads * draft.head_dim, draft.latent
-    if latent is None:
-        return both * (queries + 2 * draft.kv_heads * draft.head_dim) + queries * draft.hidden_size
-    rank = latent.q_lora_rank
-    asked = rank * (both + queries + 1)
-    keys = draft.heads * (latent.qk_nope_head_dim + latent.v_head_dim)
-    given = both * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank * (keys + 1)
-    return asked + given + draft.heads * latent.v_head_dim * draft.hidden_size
 
 
 def on_device(subject: Subject, draft: DraftShape, world: int, supervised: float) -> list[Figure]:

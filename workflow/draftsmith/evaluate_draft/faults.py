@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from draftsmith.config import Config
-from draftsmith.draft.config import window_of
+from draftsmith.draft.config import layer_of, window_of
 from draftsmith.errors import DraftsmithError
 
 
@@ -38,8 +38,8 @@ class Served:
 
     @cached_property
     def layer(self) -> dict[str, Any]:
-        """The part of config.json that describes the draft's layer, which speculators' form keeps apart."""
-        return dict(self.exported.get("transformer_layer_config") or self.exported)
+        """The part of config.json that describes the draft's layer."""
+        return dict(layer_of(self.exported))
 
     @cached_property
     def trained(self) -> dict[str, Any]:

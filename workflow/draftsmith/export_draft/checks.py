@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from draftsmith.draft.config import layer_of
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json
 
@@ -27,7 +28,7 @@ def expected_tensors(shape: DraftShape) -> dict[str, tuple[int, ...]]:
         "layers.0.input_layernorm.weight": (hidden,),
         "layers.0.hidden_norm.weight": (hidden,),
         "layers.0.post_attention_layernorm.weight": (hidden,),
-        **{f"layers.0.self_attn.{name}.weight": sizes for name, sizes in _attention_tensors(shape).items()},
+        **{f"layers.0.self_attn.{name}.weight": sizes for name, sizes in attention_tensors(shape).items()},
         "layers.0.mlp.gate_proj.weight": (shape.intermediate_size, hidden),
         "layers.0.mlp.up_proj.weight": (shape.intermediate_size, hidden),
         "layers.0.mlp.down_proj.weight": (hidden, shape.intermediate_size),
@@ -41,7 +42,8 @@ def expected_tensors(shape: DraftShape) -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def _attention_tensors(shape: DraftShape) -> dict[str, tuple[int, ...]]:
+def attention_tensors(shape: DraftShape) -> dict[str, tuple[int, ...]]:
+    """Name and shape of each weight of the layer's attention."""
     hidden, both = shape.hidden_size, 2 * shape.hidden_size
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     latent = shape.latent
@@ -136,12 +138,6 @@ def _check_mapping(file: Path, tensors: Mapping[str, Tensor], shape: DraftShape)
     return f"{shape.draft_vocab} of {shape.target_vocab} tokens, ids {int(ids[0])} to {int(ids[-1])}"
 
 
-def _layer(settings: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of config.json that describes the layer, which speculators' form keeps apart."""
-    layer: Mapping[str, Any] = settings.get("transformer_layer_config") or settings
-    return layer
-
-
 def _check_layers(folder: Path, settings: Mapping[str, Any], target: Mapping[str, Any]) -> str:
     layers = settings["eagle_aux_hidden_state_layer_ids"]
     if layers != sorted(set(layers)) or not layers or layers[0] < 0 or layers[-1] >= target["num_layers"]:
@@ -149,13 +145,13 @@ def _check_layers(folder: Path, settings: Mapping[str, Any], target: Mapping[str
             f"{folder / 'config.json'}: layers {layers} must be distinct, ascending and below {target['num_layers']}; "
             "correct target.layers"
         )
-    if _layer(settings)["num_aux_hidden_states"] != len(layers):
+    if layer_of(settings)["num_aux_hidden_states"] != len(layers):
         raise DraftsmithError(f"{folder / 'config.json'}: num_aux_hidden_states does not count the layers {layers}")
     return f"{layers} of {target['num_layers']}"
 
 
 def _check_sizes(folder: Path, settings: Mapping[str, Any], target: Mapping[str, Any]) -> str:
-    layer = _layer(settings)
+    layer = layer_of(settings)
     for key in ("hidden_size", "vocab_size"):
         if layer[key] != target[key]:
             raise DraftsmithError(f"{folder / 'config.json'}: {key} is {layer[key]}, the target's is {target[key]}")

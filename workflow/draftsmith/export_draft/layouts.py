@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from draftsmith.config import SGLANG
 from draftsmith.errors import DraftsmithError
 from draftsmith.export_draft.checks import expected_tensors
-from draftsmith.export_draft.settings import layer_config
+from draftsmith.export_draft.settings import eagle_keys
 from draftsmith.files import atomic_path, read_json, write_json
 
 if TYPE_CHECKING:
@@ -75,17 +75,9 @@ def layout_name(name: str) -> str:
 def layout_config(layout: str, shape: DraftShape, dtype: str) -> dict[str, Any]:
     """The content of config.json."""
     ids = [layer_id - 1 for layer_id in shape.layers] if layout == "sglang" else list(shape.layers)
-    settings = layer_config(shape) | {
-        "architectures": ["LlamaForCausalLMEagle3" if shape.latent is None else "Eagle3DeepseekV2ForCausalLM"],
-        "draft_vocab_size": shape.draft_vocab,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
-        "norm_before_residual": shape.norm_before_residual,
-        "norm_before_fc": False,
-        "fc_norm": shape.fc_norm,
-        "norm_output": shape.norm_output,
+    settings = eagle_keys(shape, ids, dtype) | {
         # EAGLE's own fc is without one only if the file says so.
         "bias": False,
-        "dtype": dtype,
         "torch_dtype": dtype,
         # Readers older than transformers 5 know these two instead of rope_parameters.
         "rope_theta": shape.rope["rope_theta"],

@@ -52,21 +52,25 @@ def _kind(shape: DraftShape) -> dict[str, Any]:
     return {"model_type": "deepseek_v2", **asdict(shape.latent)}
 
 
+def eagle_keys(shape: DraftShape, ids: list[int], dtype: str) -> dict[str, Any]:
+    """Keys of a draft in the layout of EAGLE's repository, whose config.json has the layer's at its top; ``ids`` as its reader counts layers."""
+    return layer_config(shape) | {
+        "architectures": ["LlamaForCausalLMEagle3" if shape.latent is None else "Eagle3DeepseekV2ForCausalLM"],
+        "draft_vocab_size": shape.draft_vocab,
+        "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
+        "norm_before_residual": shape.norm_before_residual,
+        "norm_before_fc": False,
+        "fc_norm": shape.fc_norm,
+        "norm_output": shape.norm_output,
+        "dtype": dtype,
+    }
+
+
 def draft_config(config: Config, target: Mapping[str, Any], shape: DraftShape, dtype: str) -> dict[str, Any]:
     """The content of config.json."""
     if shape.latent is not None:
         ids = list(shape.layers)
-        return layer_config(shape) | {
-            "architectures": ["Eagle3DeepseekV2ForCausalLM"],
-            "draft_vocab_size": shape.draft_vocab,
-            "eagle_aux_hidden_state_layer_ids": ids,
-            "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
-            "norm_before_residual": shape.norm_before_residual,
-            "norm_before_fc": False,
-            "fc_norm": shape.fc_norm,
-            "norm_output": shape.norm_output,
-            "dtype": dtype,
-        }
+        return eagle_keys(shape, ids, dtype) | {"eagle_aux_hidden_state_layer_ids": ids}
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",

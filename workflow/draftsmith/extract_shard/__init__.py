@@ -57,7 +57,7 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
             for row, ids in zip(table["row_id"], table["input_ids"], strict=True)
             if kept[row] in wanted
         }
-        job = driver.Job(config, described, folder, key, stored, todo, batch_tokens, tokens, scatteritem)
+        job = driver.Job(config, described, folder, key, stored, todo, batch_tokens, per_token, tokens, scatteritem)
         with Termination() as termination:
             outcome = driver.extract(job, termination)
         if outcome.stopped:

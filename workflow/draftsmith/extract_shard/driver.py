@@ -31,7 +31,7 @@ class ExtractionFailed(DraftsmithError):
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be extracted. ``tokens`` gives a row's token ids, ``stored`` is (dtype, storage) of the store."""
+    """What is to be extracted. ``tokens`` gives a row's token ids, ``stored`` is (dtype, storage) of the store, ``per_token`` a token's bytes there."""
 
     config: Config
     target: dict[str, Any]
@@ -40,6 +40,7 @@ class Job:
     stored: tuple[str, store.Storage]
     rows: Sequence[PlannedRow]
     batch_tokens: int
+    per_token: int
     tokens: dict[str, list[int]]
     scatteritem: str
 
@@ -182,10 +183,7 @@ class _Attempt:
             return crash
 
     def _stop(self, session: Session) -> Callable[[], str | None]:
-        tokens = sum(row.length for row in self.job.rows)
-        whole = states_bytes(tokens, store.bytes_per_token(
-            len(self.job.target["layers"]), self.job.target["hidden_size"], *self.job.stored
-        ))  # fmt: skip
+        whole = states_bytes(sum(row.length for row in self.job.rows), self.job.per_token)
 
         def reserve() -> int:
             # Never more than what is left to write: else a store that fits would be stopped near its end.
