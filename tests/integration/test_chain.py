@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 import tiny
-from chain import Run, config, conversations
+from chain import REPO, Run, config, conversations
 from draftsmith import evaluate_draft
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluate_draft.servings import Servings
+from environment import shell
 
 
 @pytest.fixture(scope="session")
@@ -126,6 +127,19 @@ def test_the_estimate_is_right(chain: Run) -> None:
         measured += (chain.folder / "benchmarks/rules/tiny").glob(f"{time['stage']}.tsv")
         seconds = float(measured[0].read_text().splitlines()[-1].split("\t")[0])
         assert time["seconds"] == pytest.approx(seconds, rel=0.25), time["stage"]
+
+
+def test_what_was_simulated_is_what_was_served(chain: Run, tmp_path: Path) -> None:
+    """To 5 % on the evaluation's own answers; a draft of six steps is accepted little, and the drafted tokens are compared elsewhere."""
+    done = subprocess.run(
+        [sys.executable, str(REPO / "benchmarks/simulated.py"), str(chain.config), "--run", str(chain.folder), "--out", str(tmp_path)],
+        env=shell() | {"PYTHONPATH": str(REPO / "workflow")}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout)
+    assert told["answers"] == chain.json("evaluate/evaluate.json")["prompts"]
+    assert told["served"] == chain.json("evaluate/evaluate.json")["acceptance_length"]
+    assert told["simulated_over_served"] == pytest.approx(1, abs=0.05)
 
 
 def test_a_second_run_does_nothing(chain: Run) -> None:

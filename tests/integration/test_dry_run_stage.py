@@ -59,7 +59,7 @@ def test_it_takes_the_path_of_the_whole_target(
     assert made["verdict"] == "ok"
     found = {check["name"]: check["detail"] for check in made["checks"]}
     assert f"with {count} of its 9 layers, dummy weights, engine.tp 1" in found["target"]
-    assert found["extraction"].startswith("4 rows of 945 tokens in ")
+    assert found["extraction"].startswith("4 rows, 945 tokens in all, in ")
     captured = [0, count - 2, count - 1] if layers[0] == 0 else [count - 3, count - 2, count - 1]
     assert found["reading"].startswith(f"{how}, layers {captured} and the final state, on CPUModelRunner")
     assert found["store"] == "all rows were read back: 3 layers and the final state of width 64 in float32"

@@ -195,6 +195,7 @@ def test_rows_are_shown_token_by_token_with_what_cannot_be_seen(draw: Draw) -> N
     page = draw(REPORTS)
     assert "1,000 tokens left out, none of them supervised" in page.text
     assert "2 tokens, 1001 to 1002: “·<b>↵” (6) to “<|end|>” (2)" in page.text
+    assert "Simulated 1.83 acceptance length on validation rows with 2 tokens drafted" in page.text
     body = page.source.split('class="tokens"')[1].split("</div>")[0]
     assert body.count("<mark") == 1
     inside = body.split("<mark")[1].split("</mark>")[0]

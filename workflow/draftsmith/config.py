@@ -326,7 +326,7 @@ class Train(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of the draft's matrix products; auto: bfloat16 on a GPU, float32 on a CPU. Weights and loss are float32."""
     attention: Literal["auto", "flash", "flex", "rows"] = "auto"
-    """`flash` is FlashAttention (a GPU and half precision; anything else goes to flex), `flex` torch's kernel with block masks, `rows` goes row by row; auto: flash on a GPU, rows on a CPU."""
+    """`flash` is FlashAttention (a GPU and half precision; anything else goes to flex), `flex` torch's kernel with block masks, `rows` goes row by row; auto: flash on a GPU, rows on a CPU. flash adds up gradients in an order that varies, so that two trainings agree to rounding; with the others to the bit."""
     compile: bool = True
     """Let torch.compile fuse the draft's layer and its loss; on a GPU only."""
     fsdp: bool = False

@@ -266,7 +266,7 @@ def _extraction(trial: Trial, outcome: _Outcome) -> Found:
         )
     start = read_json(trial.manifest)["figures"].get("load_seconds")
     started = f", {start:.0f} s of them until the engine was ready" if isinstance(start, int | float) else ""
-    return "ok", f"{trial.rows} rows of {trial.tokens} tokens in {outcome.seconds:.0f} s{started}"
+    return "ok", f"{trial.rows} rows, {trial.tokens:,} tokens in all, in {outcome.seconds:.0f} s{started}"
 
 
 def _manifest(trial: Trial) -> dict[str, Any]:

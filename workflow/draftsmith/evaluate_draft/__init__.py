@@ -34,7 +34,7 @@ def run(
     ``evaluate.min_acceptance_length``; no further draft length is served then, and the report is written beside ``report``
     as ``failed-evaluate.json``, since Snakemake deletes the output of a failed job.
     """
-    described, questions, settings = read_json(target), _read_prompts(prompts), config.evaluate
+    described, questions, settings = read_json(target), read_prompts(prompts), config.evaluate
     servings = Servings.of(config, described, draft, prompts, workdir)
     answers = [Measure(each) for each in _each_once([settings.temperature, *settings.temperatures])]
     loads = [Measure(settings.temperature, number) for number in _each_once(settings.concurrency)]
@@ -92,7 +92,8 @@ def _untrained(
     return {"prompts": len(few), **Counts.of(found["domains"].values()).figures()}
 
 
-def _read_prompts(path: Path) -> list[dict[str, Any]]:
+def read_prompts(path: Path) -> list[dict[str, Any]]:
+    """The lines of prompts.jsonl in the order in which they are served; the answers that are kept lie in the same."""
     questions = [json.loads(line) for line in path.read_text().splitlines() if line]
     if not questions:
         raise DraftsmithError(f"{path}: no prompts were kept for evaluation; raise tokenize.evaluation_per_domain")

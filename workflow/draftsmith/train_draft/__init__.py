@@ -147,7 +147,7 @@ def _train(
     if first:
         log(
             f"draft: {params / 1e6:.1f} M trained weights, {shape.heads} heads of {shape.head_dim}, vocabulary {shape.draft_vocab}; "
-            f"{len(training)} rows of {sum(row.length for row in training):,} tokens, {plan.steps} steps of "
+            f"{len(training)} rows, {sum(row.length for row in training):,} tokens in all, {plan.steps} steps of "
             f"{plan.group} pack(s) of {settings.pack_tokens} tokens, {settings.ttt_steps} TTT steps; checkpoints in {folder}"
         )
         if not held_out:

@@ -97,6 +97,8 @@ def notices(report: dict[str, Any]) -> list[Notice]:
 def _facts(gathered: Gathered, report: dict[str, Any]) -> list[Fact]:
     untrained = number(report, "untrained", "acceptance_length")
     equal = dig(report, "outputs_equal")
+    steps = len(listing(gathered.of("train_draft"), "acceptance"))
+    drafted = f" with {steps} tokens drafted" if steps else ""
     sampled = "only greedy answers can be compared" if number(report, "temperature") else _LACKING
     return [
         Fact(
@@ -112,7 +114,7 @@ def _facts(gathered: Gathered, report: dict[str, Any]) -> list[Fact]:
             shown(
                 number(gathered.of("train_draft"), "simulated_acceptance_length"), decimal, "no validation was recorded"
             ),
-            "acceptance length on validation rows, see Training",
+            f"acceptance length on validation rows{drafted}; other texts than those served",
         ),
         Fact(
             "Speed-up",
