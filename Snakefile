@@ -27,6 +27,7 @@ include: "workflow/rules/train_draft.smk"
 include: "workflow/rules/export_draft.smk"
 include: "workflow/rules/evaluate_draft.smk"
 include: "workflow/rules/report.smk"
+include: "workflow/rules/gate.smk"
 
 
 rule all:
@@ -34,4 +35,5 @@ rule all:
     input:
         RESULTS / "evaluate/evaluate.json",
         RESULTS / "report.html",
+        RESULTS / "gate.json",
     default_target: True

@@ -174,6 +174,7 @@ def reference(folder: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def target(folder: Path, **more: object) -> dict[str, object]:
-    """target.json's content for a model made by :func:`model`, its fingerprint the folder's name."""
+    """target.json's content for a model made by :func:`model`, its fingerprints the folder's name."""
     described = get_target.describe(folder, source=str(folder), revision=None, trust_remote_code=False)
-    return described | {"fingerprint": f"tiny-{folder.name}", **more}
+    name = f"tiny-{folder.name}"
+    return described | {"fingerprint": name, "states_fingerprint": name, **more}

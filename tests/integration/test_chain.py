@@ -14,7 +14,7 @@ import yaml
 
 import tiny
 from chain import REPO, Run, config, conversations
-from draftsmith import evaluate_draft
+from draftsmith import evaluate_draft, gate
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.evaluate_draft.servings import Servings
@@ -88,16 +88,35 @@ def test_a_draft_that_is_served_with_other_layers_fails_and_the_layers_are_named
     monkeypatch.setattr(Servings, "take", draft_alone)
     given = yaml.safe_load(chain.config.read_text())
     given["evaluate"] = {"k": 2, "max_tokens": 8, "min_acceptance_length": 3.0}
+    report = tmp_path / "tiny/evaluate/evaluate.json"
+    evaluate_draft.run(
+        Config.model_validate(given), target=results / "target.json", draft=tmp_path / "tiny/draft",
+        vocabulary=results / "vocabulary/vocabulary.safetensors", prompts=results / "tokenize/prompts.jsonl",
+        workdir=tmp_path / "work", report=report,
+    )  # fmt: skip
     with pytest.raises(DraftsmithError, match=r"below evaluate\.min_acceptance_length \(3\.0\)") as failed:
-        evaluate_draft.run(
-            Config.model_validate(given), target=results / "target.json", draft=tmp_path / "tiny/draft",
-            vocabulary=results / "vocabulary/vocabulary.safetensors", prompts=results / "tokenize/prompts.jsonl",
-            workdir=tmp_path / "work", report=tmp_path / "tiny/evaluate/evaluate.json",
-        )  # fmt: skip
+        gate.run(evaluation=report, page=results / "report.html", verdict=tmp_path / "gate.json")
     # What follows is of the training, which is too short to teach anything.
     assert str(failed.value).splitlines()[1:2] == [
         "  - layer ids: the export asks for [0, 1, 2], the draft has learnt from [1, 2, 3]"
     ]
+
+
+def test_a_draft_below_the_gate_has_its_page(chain: Run, values: dict[str, Any]) -> None:
+    """Served once more, as the kept measures are taken; the page says what failed, and the run fails once."""
+    values["evaluate"]["min_acceptance_length"] = 3.0
+    chain.write(values)
+    done = chain.snakemake(check=False)
+    assert done.returncode != 0
+    assert done.stderr.count("is below evaluate.min_acceptance_length (3.0)") >= 1
+    assert "Trying to restart job" not in done.stderr
+    assert "gate 3: failed" in (chain.folder / "results/tiny/report.html").read_text()
+    told = {job["stage"]: job["state"] for job in chain.command("status", "--json")["jobs"]}
+    assert (told["evaluate_draft"], told["report"], told["gate"]) == ("done", "done", "failed")
+    values["evaluate"]["min_acceptance_length"] = 1.0
+    chain.write(values)
+    chain.snakemake()
+    assert chain.json("gate.json")["minimum"] == 1.0
 
 
 def test_status_tells_of_every_stage(chain: Run) -> None:
@@ -148,13 +167,14 @@ def test_a_second_run_does_nothing(chain: Run) -> None:
 
 def test_a_changed_learning_rate_trains_again_and_nothing_before(chain: Run, values: dict[str, Any]) -> None:
     values["train"]["learning_rate"] = 3e-4
-    assert chain.would_run(values) == {"train_draft", "export_draft", "evaluate_draft", "report"}
+    assert chain.would_run(values) == {"train_draft", "export_draft", "evaluate_draft", "report", "gate"}
 
 
 def test_changed_layers_extract_again_but_do_not_tokenise(chain: Run, values: dict[str, Any]) -> None:
     values["target"]["layers"] = [0, 1, 2]
     assert chain.would_run(values) == {
         "preflight", "clean_gpus", "dry_run", "extract_shard", "merge_manifest", "train_draft", "export_draft", "evaluate_draft", "report",
+        "gate",
     }  # fmt: skip
 
 
@@ -165,7 +185,7 @@ def test_how_the_engine_runs_re_runs_nothing(chain: Run, values: dict[str, Any])
 
 def test_more_evaluation_only_evaluates(chain: Run, values: dict[str, Any]) -> None:
     values["evaluate"]["max_tokens"] = 9
-    assert chain.would_run(values) == {"evaluate_draft", "report"}
+    assert chain.would_run(values) == {"evaluate_draft", "report", "gate"}
 
 
 def test_the_exported_folder_is_served_by_itself(chain: Run) -> None:

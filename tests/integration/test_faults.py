@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -311,10 +313,10 @@ def test_a_worker_killed_from_outside_is_named(tmp_path: Path, llama: Path) -> N
     assert [entry["rank"] for entry in ledger(tmp_path) if entry["type"] == "WorkerKilled"] == [1]
 
 
-def killed_driver(
+def at_work(
     folder: Path, model: Path, fault: dict[str, Any] | None, tp: int, **environment: str
-) -> list[psutil.Process]:
-    """Kill the stage by SIGKILL while its engine is at work; gives the engine's processes."""
+) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+    """The stage once its first file is there, and the engine's processes."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -327,7 +329,14 @@ def killed_driver(
             raise AssertionError((folder / "log").read_text())
         time.sleep(0.1)
     children = psutil.Process(process.pid).children(recursive=True)
-    engine = [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+    return process, [child for child in children if "resource_tracker" not in " ".join(child.cmdline())]
+
+
+def killed_driver(
+    folder: Path, model: Path, fault: dict[str, Any] | None, tp: int, **environment: str
+) -> list[psutil.Process]:
+    """Kill the stage by SIGKILL while its engine is at work; gives the engine's processes."""
+    process, engine = at_work(folder, model, fault, tp, **environment)
     process.send_signal(signal.SIGKILL)
     process.wait()
     return engine
@@ -335,6 +344,26 @@ def killed_driver(
 
 def living(processes: list[psutil.Process]) -> list[int]:
     return [child.pid for child in processes if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_sigterm_to_every_process_of_a_job_ends_it_with_its_open_batches(tmp_path: Path, llama: Path) -> None:
+    """As scancel and a time limit have it, here to the engine first: nothing is computed in vain, blamed or loaded again."""
+    process, engine = at_work(tmp_path, llama, None, 1, VLLM_ENABLE_V1_MULTIPROCESSING="1")
+    try:
+        assert len(engine) >= 2
+        for each in [*engine, process]:
+            each.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 143
+        assert living(engine) == []
+    finally:
+        for child in [*engine, process]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+    log = (tmp_path / "log").read_text()
+    assert re.search(r"SIGTERM: no new batch is begun, [1-9]\d* rows of open batches are finished", log)
+    assert "extract: ended by SIGTERM" in log
+    assert log.count("engine ready after") == 1
+    assert ledger(tmp_path) == []
 
 
 def test_the_engine_of_a_killed_driver_is_found_and_named_by_the_next_run(tmp_path: Path, llama: Path) -> None:

@@ -31,7 +31,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     """A rows.parquet."""
     schema = pa.schema([
         *((name, pa.string()) for name in _TEXTS), *((name, pa.list_(pa.int32())) for name in _LISTS),
-        *((name, pa.int32()) for name in _NUMBERS),
+        *((name, pa.int32()) for name in _NUMBERS), *([("cut", pa.bool_())] if any("cut" in given for given in rows) else []),
     ])  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), path, row_group_size=100)
     return path

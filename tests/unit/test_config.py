@@ -105,6 +105,11 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "my.yaml: evaluate.concurrency asks for 32 requests in flight, and the engine works on 16 at once; raise engine.max_num_seqs",
     ),
     (
+        "an acceptance length that no draft of so many tokens has",
+        {"evaluate": {"k": 3, "min_acceptance_length": 4.5}},
+        "my.yaml: evaluate.min_acceptance_length (4.5) is more than a draft of 3 tokens can reach, which is 4; lower it, or raise evaluate.k",
+    ),
+    (
         "a window of no position",
         {"train": {"attention_window": 0}},
         "my.yaml: train.attention_window: Input should be greater than 0 (given: 0)",
@@ -243,3 +248,7 @@ def test_kimi_is_what_its_comments_say(repo: Path) -> None:
     assert kimi.engine.tp == 8
     assert bytes_per_token(len(kimi.target.layers), 7168, kimi.target.dtype) == 57344
     assert "57,344 bytes" in (repo / "config/kimi-k2.5.yaml").read_text()
+
+
+def test_an_acceptance_length_that_every_draft_token_has_to_be_right_for_may_be_asked() -> None:
+    config.check_consistent(config.parse({"evaluate": {"k": 3, "min_acceptance_length": 4}}, "my.yaml"), "my.yaml")

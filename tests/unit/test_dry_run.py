@@ -17,6 +17,7 @@ import pytest
 from draftsmith import clean_gpus, dry_run, hardware, store
 from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError
+from draftsmith.processes.run_mark import here
 from draftsmith.signals import EXIT_TERMINATED
 
 H200 = hardware.Gpu("0", "H200", 141 << 30, 0)
@@ -113,7 +114,7 @@ def test_the_target_is_the_same_with_few_layers(tmp_path: Path, model: Path, row
     }  # fmt: skip
     assert {path.name for path in small.iterdir()} == {path.name for path in model.iterdir()}
     assert (small / "model.safetensors").resolve() == model / "model.safetensors"
-    assert target == TARGET | {"path": str(small), "num_layers": 4, "fingerprint": "dry-run"}
+    assert target == TARGET | {"path": str(small), "num_layers": 4, "fingerprint": "dry-run", "states_fingerprint": "dry-run"}
     assert trial.config.engine == given.engine.model_copy(
         update={"args": {"quantization": "x", "load_format": "dummy", "hf_overrides": {"layer_types": ["full"] * 4}}}
     )
@@ -228,7 +229,7 @@ def test_an_extraction_that_hangs_is_ended(
 
 
 def test_what_killed_runs_left_is_removed(tmp_path: Path, model: Path, rows: Path, program: Any) -> None:
-    host = os.uname().nodename
+    host = f"{os.uname().nodename}@{here()}"
     gone, alive, elsewhere = (
         tmp_path / "store" / f".dry-run-{name}" for name in (f"{host}-4194305", f"{host}-1", "another-4194305")
     )

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from draftsmith import export_draft
 from draftsmith.config import Config, parse
 from draftsmith.draft.config import draft_shape
 from draftsmith.draft.initial import initial_draft
+from draftsmith.draft.trained_as import KEY, trained_as
 from draftsmith.errors import DraftsmithError
 from ropes import LLAMA3
 
@@ -67,13 +69,25 @@ class Export:
         shape = draft_shape(self.target, self.config.train, draft_vocab)
         self.weights = dict(initial_draft(shape, self.head, self.head, self.d2t, seed=1).state_dict())
         self.report = REPORT | {"layers": list(layers)}
+        self.metadata = {
+            "fingerprint": REPORT["fingerprint"],
+            KEY: json.dumps(trained_as(shape, self.d2t, self.target)),
+        }
         del self.target["layers"]
 
     def run(self) -> Path:
         """Run the stage; the folder it wrote."""
+        self.write()
+        return self.export()
+
+    def write(self) -> None:
+        """Write what earlier stages leave."""
         (self.folder / "target.json").write_text(json.dumps(self.target))
         (self.folder / "train.json").write_text(json.dumps(self.report))
-        save_file(self.weights, self.folder / "draft.safetensors", metadata={"fingerprint": REPORT["fingerprint"]})
+        save_file(self.weights, self.folder / "draft.safetensors", metadata=self.metadata)
+
+    def export(self) -> Path:
+        """Run the stage on the files that are there."""
         out = self.folder / "draft"
         export_draft.run(
             self.config,
@@ -315,3 +329,138 @@ def test_untrained_draft_depends_on_the_seed_alone(make: Callable[..., Export]) 
     assert bool((first["norm.weight"] == 1).all())
     export.config.train.seed = 5
     assert not torch.equal(weights("three")["fc.weight"], first["fc.weight"])
+
+
+def _others(export: Export, **train: Any) -> None:
+    export.config = parse({"train": {"ttt_steps": 3} | train}, "test")
+
+
+def _other_tokens(export: Export) -> None:
+    """As many, and each the one after."""
+    save_file({"d2t": export.d2t + 1}, export.folder / "vocabulary.safetensors")
+
+
+def _other_rope(export: Export) -> None:
+    path = export.folder / "target/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rope_parameters": LLAMA3 | {"factor": 4.0}}))
+
+
+OTHERS: list[tuple[Callable[[Export], Any], str]] = [
+    (
+        lambda export: _others(export, norm_before_residual=False),
+        r"train\.norm_before_residual: true, and the config gives false; set train\.norm_before_residual: true, or run train_draft",
+    ),
+    (lambda export: _others(export, norm_output=True), r"train\.norm_output: false, .* set train\.norm_output: false"),
+    (lambda export: _others(export, fc_norm=True), r"train\.fc_norm: false, .* set train\.fc_norm: false"),
+    (lambda export: _others(export, attention_window=8), r"train\.attention_window: null, and the config gives 8"),
+    (lambda export: _others(export, intermediate_size=64), r"train\.intermediate_size: 48, and the config gives 64"),
+    (_other_tokens, r"\(d2t\) than .*vocabulary\.safetensors names; give the vocabulary\.safetensors of that training"),
+    (_other_rope, r"with rope .*\"factor\": 8\.0.* gives .*\"factor\": 4\.0"),
+    (lambda export: export.target.update(fingerprint="e" * 64), r"for the target \"f+\", .* give the target\.json"),
+    (lambda export: export.report.update(layers=[1, 4]), r"on the layers \[1, 3\], and .*train\.json says \[1, 4\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "named"), OTHERS)
+def test_what_training_did_otherwise_is_refused_and_nothing_written(
+    change: Callable[[Export], Any], named: str, make: Callable[..., Export]
+) -> None:
+    export = make()
+    change(export)
+    with pytest.raises(DraftsmithError, match=rf"draft\.safetensors was trained [^\n]*{named}"):
+        export.run()
+    assert not (export.folder / "draft").exists()
+
+
+def test_a_draft_of_an_earlier_version_tells_nothing_and_is_exported(make: Callable[..., Export]) -> None:
+    export = make()
+    del export.metadata[KEY]
+    _others(export, norm_before_residual=False)
+    assert not json.loads((export.run() / "config.json").read_text())["norm_before_residual"]
+
+
+def _fails_after(count: int, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [count]
+
+    def save(tensors: Any, path: Path, metadata: Any = None) -> None:
+        left[0] -= 1
+        if left[0] < 0:
+            raise error
+        save_file(tensors, path, metadata)
+
+    monkeypatch.setattr("safetensors.torch.save_file", save)
+
+
+@pytest.mark.parametrize(
+    ("count", "error"),
+    [
+        (0, SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")),
+        (1, OSError(28, "No space left on device")),
+    ],
+)
+def test_a_full_disk_is_told_in_one_sentence(
+    count: int, error: Exception, make: Callable[..., Export], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the main folder is written, and while a layout beside it is."""
+    export = make()
+    export.config.export.layouts = ["hf"]
+    export.write()
+    _fails_after(count, error, monkeypatch)
+    with pytest.raises(
+        DraftsmithError, match=r"/draft: cannot be written \([^\n]*No space left[^\n]*make room there"
+    ) as told:
+        export.export()
+    assert "run export_draft again" in str(told.value)
+
+
+def test_a_folder_that_is_a_file_is_named(make: Callable[..., Export]) -> None:
+    export = make()
+    (export.folder / "draft").touch()
+    with pytest.raises(DraftsmithError, match=r"/draft: cannot be written \(File exists\)"):
+        export.run()
+
+
+def _cut_draft(folder: Path) -> None:
+    path = folder / "draft.safetensors"
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def _without_layers(folder: Path) -> None:
+    path = folder / "train.json"
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "layers"}))
+
+
+DAMAGED: list[tuple[Callable[[Path], Any], str]] = [
+    (_cut_draft, r"draft\.safetensors: the trained draft cannot be read .* run train_draft again"),
+    (
+        lambda folder: (folder / "draft.safetensors").unlink(),
+        r"draft\.safetensors: the trained draft cannot be read .*No such",
+    ),
+    (_without_layers, r"train\.json: lacks layers; delete it and run its stage again"),
+    (lambda folder: (folder / "target.json").write_text("[]"), r"target\.json: holds no JSON object"),
+    (lambda folder: (folder / "target.json").write_text("{}"), r"target\.json: lacks source, path, fingerprint, arch"),
+]
+
+
+@pytest.mark.parametrize(("damage", "named"), DAMAGED)
+def test_a_damaged_input_is_named(damage: Callable[[Path], Any], named: str, make: Callable[..., Export]) -> None:
+    export = make()
+    export.write()
+    damage(export.folder)
+    with pytest.raises(DraftsmithError, match=named):
+        export.export()
+
+
+def test_the_card_says_what_to_change_where_a_local_target_lies_elsewhere(make: Callable[..., Export]) -> None:
+    export = make()
+    card = (export.run() / "README.md").read_text()
+    assert (
+        f"Where the target is not in `{export.folder / 'target'}`, put its folder or hub id there into "
+        "`speculators_config.verifier.name_or_path` of config.json"
+    ) in card
+
+
+def test_the_card_of_a_target_on_the_hub_says_nothing_of_folders(make: Callable[..., Export]) -> None:
+    export = make()
+    export.target |= {"source": "org/model", "revision": "abc"}
+    assert "name_or_path" not in (export.run() / "README.md").read_text()

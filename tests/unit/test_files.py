@@ -92,3 +92,45 @@ def test_what_is_not_forced_to_the_disk_is_whole_all_the_same(tmp_path: Path, mo
         assert not (tmp_path / "a").exists()
     assert (tmp_path / "a").read_text() == "whole"
     assert os.listdir(tmp_path) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[]", "holds no JSON object; delete it and run its stage again"),
+        ("{}", "lacks layers, rows; delete it and run its stage again"),
+        ('{"rows": null}', "lacks layers; delete it and run its stage again"),
+    ],
+)
+def test_an_object_without_what_is_read_of_it(text: str, told: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DraftsmithError) as error:
+        files.read_object(tmp_path / "a.json", "layers", "rows")
+    assert str(error.value) == f"{tmp_path}/a.json: {told}"
+
+
+def test_an_object_comes_back_with_what_is_not_asked_for(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "a.json", {"a": 1, "b": 2})
+    assert files.read_object(tmp_path / "a.json", "a") == {"a": 1, "b": 2}
+
+
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(DraftsmithError, match="cannot be read \\(Is a directory\\); make it readable"):
+        files.read_json(tmp_path)
+
+
+def test_an_error_of_the_disk_names_what_is_written_and_the_stage(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(
+            DraftsmithError,
+            match=r"file/work: cannot be written \(Not a directory\); make room there \(.* run train again",
+        ),
+        files.writing(tmp_path / "file/work", "train"),
+    ):
+        (tmp_path / "file/work").mkdir()
+
+
+def test_other_errors_pass_while_something_is_written(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), files.writing(tmp_path, "train"):
+        raise KeyError("a")

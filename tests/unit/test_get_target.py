@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -57,6 +59,35 @@ def test_folder_is_used_in_place(tmp_path: Path) -> None:
     assert found["max_positions"] == 8192
     assert found["multimodal"] is False
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"target": {"layers": [2, 15, 99]}}, r"target\.layers: \[99\] lie outside .* with n = 30 ids go from 0 to 29"),
+        ({"target": {"layers": [2, 15, 30]}}, r"target\.layers: 30 is the state behind the last of n = 30 layers"),
+        ({"vocabulary": {"size": 49153}}, r"vocabulary\.size is 49153, the target has 49152 tokens; lower it"),
+        ({"target": {"layers": [2, 15, 29]}, "vocabulary": {"size": 49152}}, None),
+        # Its own vocabulary comes with it.
+        ({"train": {"initial_draft": "a"}, "vocabulary": {"size": 49153}}, None),
+    ],
+)
+def test_layers_and_vocabulary_that_the_target_does_not_have(
+    tmp_path: Path, asked: dict[str, Any], said: str | None
+) -> None:
+    """By the command, as the rule calls it: the settings are the rule's own, the config of the run comes beside them."""
+    folder, out = checkpoint(tmp_path / "m", LLAMA), tmp_path / "target.json"
+    whole = asked | {"target": {"source": str(folder)} | asked.get("target", {})}
+    command = [
+        sys.executable, "-m", "draftsmith", "get-target", "--settings", json.dumps({"target": {"source": str(folder)}}),
+        "--cache", str(tmp_path / "cache"), "--target", str(out),
+    ]  # fmt: skip
+    environment = os.environ | {"DRAFTSMITH_CONFIG": json.dumps(whole)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, out.exists()) == ((0, True) if said is None else (1, False)), done.stderr
+    if said is not None:
+        assert re.search(said, done.stderr)
+        assert "Traceback" not in done.stderr
 
 
 def test_sizes_of_a_multimodal_target_come_from_its_text_config(tmp_path: Path) -> None:
@@ -224,13 +255,19 @@ def test_hub_snapshot_is_pinned_to_its_commit(tmp_path: Path, monkeypatch: pytes
 
     def snapshot_download(name: str, **options: Any) -> str:
         asked.update(options, name=name)
-        return str(checkpoint(tmp_path / "0123abc", LLAMA))
+        return str(snapshot)
 
+    snapshot = checkpoint(tmp_path / "0123abc", LLAMA)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    for variable in ("HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.delenv(variable, raising=False)
     found = get(tmp_path, "org/model", revision="main")
     assert found["revision"] == "0123abc"
     assert (asked["name"], asked["revision"], asked["cache_dir"]) == ("org/model", "main", tmp_path / "cache" / "hub")
     assert "*.bin" not in asked["allow_patterns"]
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "mine"))
+    get(tmp_path, "org/model")
+    assert asked["cache_dir"] is None, "the cache that the user has named"
 
 
 def test_a_hub_that_is_out_of_reach_gives_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

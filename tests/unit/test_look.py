@@ -177,6 +177,22 @@ def test_ends_of_every_measure_and_each_domain_and_source_are_shown(bench: Bench
     assert "longest" in second[special["longest"]["row_id"]]
 
 
+def test_a_row_that_was_cut_is_shown_and_says_so(bench: Bench) -> None:
+    """One of many of the same kind; it is told in its summary, at its length, and where it ends."""
+    rows = [row([place, *range(3, 40)], [(10, 38)], cut=False) for place in range(50, 150)]
+    cut = row([200, *range(3, 40)], [(10, 38)], cut=True)
+    page = bench.draw([*rows, cut])
+    [seen] = [found for found in page.rows if [token.id for token in found.tokens] == cut["input_ids"]]
+    assert seen.gaps == ["… here the row was cut: it was longer than tokenize.max_length …"]
+    assert "38 tokens, 73.7% supervised, chat, cut" in seen.about
+    assert "(cut: it was longer than tokenize.max_length)" in seen.about
+    others = [found for found in page.rows if found is not seen]
+    assert len(others) > 5
+    assert not any(found.gaps or "cut" in found.about for found in others)
+    # A file of another maker may not tell.
+    assert not any("cut" in found.about for found in bench.draw([bench.talk("what is it", "the answer is")]).rows)
+
+
 def test_counts_by_hand(bench: Bench) -> None:
     rows = [
         row([5, 6, 7, 8], [], domain="a"),

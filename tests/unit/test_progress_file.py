@@ -58,6 +58,8 @@ def test_a_job_lives_and_ends_well(folder: Path, monkeypatch: pytest.MonkeyPatch
     [
         (DraftsmithError("the first line\nthe second"), "failed", "the first line"),
         (ValueError("of the program\nand more"), "failed", "ValueError: of the program"),
+        # What only announces the next line says nothing alone.
+        (DraftsmithError("too low; likely causes:\n  - one\n  - two"), "failed", "too low; likely causes: one"),
         # An exception whose text is empty, which others print as nothing.
         (RuntimeError(), "failed", "RuntimeError"),
         (SystemExit(1), "failed", "SystemExit: 1"),

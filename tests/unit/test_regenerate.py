@@ -219,6 +219,7 @@ def test_reasons(bench: Bench) -> None:
         [row("u: q"), row("u: q", "a: x"), row("s: only"), row("u: " + "z" * 300), {"messages": [{"role": "critic"}]}]
     )
     assert report["dropped"] == {"duplicate": 1, "no_question": 1, "unknown_role": 1, "prompt_too_long": 1}
+    assert report["dropped_examples"]["duplicate"] == f"{bench.folder}/data.jsonl, line 2"
     assert report["kept"] == 1
 
 

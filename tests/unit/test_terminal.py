@@ -15,5 +15,13 @@ def test_bytes(count: float, shown: str) -> None:
     assert terminal.size(count) == shown
 
 
-def test_a_file_cuts_nothing_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_cuts_nothing_off(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert terminal.console().width == 1000
+
+
+def test_a_width_that_is_named_holds_for_a_pipe_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert terminal.console().width == 80

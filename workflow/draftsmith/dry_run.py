@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
@@ -150,7 +151,7 @@ def prepare(config: Config, described: dict[str, Any], layers: Sequence[int], ro
     (model / "config.json").write_text(json.dumps(small, indent=2))
     write_json(
         folder / "target.json",
-        described | {"path": str(model.resolve()), "num_layers": count, "fingerprint": "dry-run"},
+        described | {"path": str(model.resolve()), "num_layers": count, "fingerprint": "dry-run", "states_fingerprint": "dry-run"},
     )
     longest = read_rows(rows).nlargest(_ROWS, "length")
     longest.to_parquet(folder / "rows.parquet")
@@ -170,7 +171,11 @@ def prepare(config: Config, described: dict[str, Any], layers: Sequence[int], ro
 @contextmanager
 def _folder(store: Path) -> Iterator[Path]:
     """A folder in the store, so that its very disk is tried; what killed runs of this host left is removed."""
-    check_writable(store, "extract.store")
+    try:
+        check_writable(store, "extract.store")
+    except DraftsmithError:
+        # Nothing will be written to it: preflight has found every row there, or has ended the run.
+        store = Path(tempfile.gettempdir())
     sweep(store, re.escape(FOLDER), own=True)
     path = store / folder_name(FOLDER)
     path.mkdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -60,8 +61,38 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text())
     except FileNotFoundError:
         raise DraftsmithError(f"{path}: no such file; the stage that makes it has not run") from None
-    except ValueError as error:
+    except OSError as error:
+        raise DraftsmithError(f"{path}: cannot be read ({error.strerror}); make it readable for this user") from None
+    except (ValueError, RecursionError) as error:
         raise DraftsmithError(f"{path}: not valid JSON ({error}); delete it and run its stage again") from None
+
+
+def read_object(path: Path, *keys: str) -> dict[str, Any]:
+    """Read a JSON object that has ``keys``; any other content is a :class:`DraftsmithError` that names the file, and the key it lacks."""
+    found = read_json(path)
+    if not isinstance(found, dict):
+        raise DraftsmithError(f"{path}: holds no JSON object; delete it and run its stage again")
+    missing = [key for key in keys if key not in found]
+    if missing:
+        raise DraftsmithError(f"{path}: lacks {', '.join(missing)}; delete it and run its stage again")
+    return found
+
+
+@contextmanager
+def writing(place: Path, stage: str) -> Iterator[None]:
+    """Turn an error of the disk while something is written to ``place`` into one sentence; ``stage`` is what to run again then."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        existing = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+        free = shutil.disk_usage(existing).free / 2**30
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise DraftsmithError(
+            f"{place}: cannot be written ({reason}); make room there ({free:.1f} GiB are free) or let this user write to it, "
+            f"and run {stage} again"
+        ) from error
 
 
 def check_writable(folder: Path, key: str) -> None:

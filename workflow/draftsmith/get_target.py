@@ -16,7 +16,6 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,9 @@ from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import at_home, fsync_folder, write_json
 from draftsmith.log import log
+from draftsmith.target_fingerprint import fingerprints
+from draftsmith.target_sizes import check_sizes
+from draftsmith.weight_files import INDEX, weight_map, whole_head
 
 _PACKAGE = "package:"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
@@ -33,7 +35,6 @@ _TOKENIZER_FILES = [
     "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt",
     "*.model", "*.tiktoken", "chat_template*", "additional_chat_templates/*", "tokenization_*.py", "tekken.json",
 ]  # fmt: skip
-_WEIGHT_SAMPLE = 1 << 16
 # What from_pretrained and save_pretrained leave behind and no reader needs; paths among it would differ by machine.
 _JUNK = {
     "_model_name_or_path", "_name_or_path", "_from_model_config", "is_local", "local_files_only", "output_attentions", "output_hidden_states",
@@ -53,18 +54,21 @@ _SIZES = {
 }
 
 
-def run(config: Config, *, cache: Path, target: Path) -> None:
+def run(config: Config, *, cache: Path, target: Path, whole: Config | None = None) -> None:
     """Resolve ``config.target`` and write ``target`` (target.json).
 
-    Checkpoints that have to be made or fetched go to ``cache``.
+    Checkpoints that have to be made or fetched go to ``cache``. ``whole`` is the config of the run: layer ids and a draft
+    vocabulary that the target does not have are refused here, by :class:`DraftsmithError`, though none of them changes
+    what is written.
     """
     source = config.target.source
     started = time.monotonic()
     revision = config.target.revision
-    if source.startswith(_PACKAGE):
+    local = local_folder(source)
+    if local is not None:
+        folder = local
+    elif source.startswith(_PACKAGE):
         folder = _from_package(source.removeprefix(_PACKAGE), cache)
-    elif at_home(source).exists() or not _HUB_ID.match(source):
-        folder = at_home(source)
     else:
         folder, revision = _from_hub(source, revision, cache)
     described = describe(
@@ -73,12 +77,37 @@ def run(config: Config, *, cache: Path, target: Path) -> None:
         revision=revision,
         trust_remote_code=config.target.trust_remote_code,
     )
+    if whole is not None:
+        check_sizes(whole, described)
     write_json(target, described)
     log(
         f"target {source}: {described['model_type']}, {described['num_layers']} layers of width "
         f"{described['hidden_size']}, vocabulary {described['vocab_size']} "
         f"({time.monotonic() - started:.1f} s)"
     )
+
+
+def local_folder(source: str) -> Path | None:
+    """The folder that ``source`` (target.source) names, there or not; None for a hub id or a package."""
+    if source.startswith(_PACKAGE):
+        return None
+    path = at_home(source)
+    return path if path.exists() or not _HUB_ID.match(source) else None
+
+
+def check_folder(folder: Path, source: str) -> None:
+    """Fail unless ``folder``, which ``source`` (target.source) names, is there and has a config.json.
+
+    Raises :class:`DraftsmithError`.
+    """
+    if not folder.is_dir():
+        raise DraftsmithError(
+            f"{folder}: no such folder; target.source ({source}) must be a folder with a checkpoint, a hub id or package:NAME"
+        )
+    if not (folder / "config.json").is_file():
+        raise DraftsmithError(
+            f"{folder}: holds no config.json; target.source ({source}) must name the folder of a checkpoint"
+        )
 
 
 def describe(folder: Path, *, source: str, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
@@ -99,7 +128,7 @@ def describe(folder: Path, *, source: str, revision: str | None, trust_remote_co
         "path": str(folder),
         **told,
         "trust_remote_code": trust_remote_code,
-        "fingerprint": fingerprint(folder, tokenizer_files, weights, revision),
+        **fingerprints(folder, tokenizer_files, weights, revision, trust_remote_code),
     }
 
 
@@ -116,7 +145,7 @@ def outline(folder: Path, *, source: str, trust_remote_code: bool) -> dict[str, 
         "model_type": settings.get("model_type") or "unknown",
         "architectures": settings.get("architectures") or [],
         **sizes,
-        "longrope_after": _longrope_after(parts),
+        "longrope_after": _longrope_after(parts, folder),
         "torch_dtype": dtype or "float32",
         "multimodal": len(parts) > 1
         or any(isinstance(value, dict) and any(word in key for word in _TOWERS) for key, value in settings.items()),
@@ -141,45 +170,13 @@ def weight_files(folder: Path, source: str) -> list[Path]:
         )
     _check_shards(folder)
     for file in weights:
-        _check_length(file)
+        whole_head(file)
     return weights
 
 
-def fingerprint(folder: Path, tokenizer_files: Iterable[Path], weights: Iterable[Path], revision: str | None) -> str:
-    """SHA-256 over config.json, the tokenizer's files, the revision, and of each weight file name, size and three samples.
-
-    Hashing half a terabyte would take as long as loading it; start, middle and end of each file tell a checkpoint apart
-    from one that was trained on and saved under the same names.
-    """
-    digest = hashlib.sha256()
-
-    def add(label: str, content: bytes) -> None:
-        digest.update(f"{label}\0{len(content)}\0".encode())
-        digest.update(content)
-
-    add("revision", (revision or "").encode())
-    for path in [folder / "config.json", *tokenizer_files]:
-        add(path.relative_to(folder).as_posix(), path.read_bytes())
-    for path in weights:
-        size = path.stat().st_size
-        add(path.name, str(size).encode())
-        with open(path, "rb") as file:
-            for start in (0, size // 2, max(0, size - _WEIGHT_SAMPLE)):
-                file.seek(start)
-                add("sample", file.read(_WEIGHT_SAMPLE))
-    return digest.hexdigest()
-
-
 def _read_config(folder: Path, source: str) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise DraftsmithError(
-            f"{folder}: no such folder; target.source ({source}) must be a folder with a checkpoint, a hub id or package:NAME"
-        )
+    check_folder(folder, source)
     path = folder / "config.json"
-    if not path.is_file():
-        raise DraftsmithError(
-            f"{folder}: holds no config.json; target.source ({source}) must name the folder of a checkpoint"
-        )
     try:
         settings = json.loads(path.read_text())
     except ValueError as error:
@@ -190,30 +187,13 @@ def _read_config(folder: Path, source: str) -> dict[str, Any]:
 
 
 def _check_shards(folder: Path) -> None:
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    named = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    named = sorted(set((weight_map(folder) or {}).values()))
     missing = [name for name in named if not (folder / name).is_file()]
     if missing:
         raise DraftsmithError(
-            f"{folder}: {len(missing)} of {len(named)} weight files that {index.name} names are missing, the first is "
+            f"{folder}: {len(missing)} of {len(named)} weight files that {INDEX} names are missing, the first is "
             f"{missing[0]}; complete the download"
         )
-
-
-def _check_length(file: Path) -> None:
-    """A safetensors file says in its head how long it is; a download that was cut off is found here and not in the load."""
-    with open(file, "rb") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        try:
-            entries = json.loads(opened.read(min(size, 1 << 28)))
-            ends = [entry["data_offsets"][1] for name, entry in entries.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise DraftsmithError(f"{file}: not a safetensors file; fetch it again") from None
-    expected, actual = 8 + size + max(ends, default=0), file.stat().st_size
-    if actual != expected:
-        raise DraftsmithError(f"{file}: is {actual} bytes long and should be {expected}; complete the download")
 
 
 def _parts(settings: dict[str, Any]) -> list[dict[str, Any]]:
@@ -227,10 +207,7 @@ def _parts(settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _sizes(parts: list[dict[str, Any]], folder: Path, trust_remote_code: bool) -> dict[str, int | None]:
-    sizes = {
-        name: next((part[key] for part in parts for key in keys if isinstance(part.get(key), int)), None)
-        for name, keys in _SIZES.items()
-    }
+    sizes = {name: _size(name, parts, folder) for name in _SIZES}
     if None in sizes.values():
         complete = _complete(folder, trust_remote_code)
         sizes = {
@@ -248,10 +225,27 @@ def _sizes(parts: list[dict[str, Any]], folder: Path, trust_remote_code: bool) -
     return sizes
 
 
-def _longrope_after(parts: list[dict[str, Any]]) -> int | None:
+def _size(name: str, parts: list[dict[str, Any]], folder: Path) -> int | None:
+    for part in parts:
+        for key in _SIZES[name]:
+            value = part.get(key)
+            # For Python true is a number.
+            if isinstance(value, int) and value is not True and value > 0:
+                return value
+            if isinstance(value, int) and name != "max_positions":
+                raise DraftsmithError(
+                    f"{folder / 'config.json'}: its {key} is {json.dumps(value)} and should be a number above 0; correct it, or fetch the file again"
+                )
+    return None
+
+
+def _longrope_after(parts: list[dict[str, Any]], folder: Path) -> int | None:
     """Positions from which on a LongRoPE model turns by its long factors; None for other models."""
     for part in parts:
-        rope = part.get("rope_parameters") or part.get("rope_scaling") or {}
+        key = "rope_parameters" if part.get("rope_parameters") else "rope_scaling"
+        rope = part.get(key) or {}
+        if not isinstance(rope, dict):
+            raise DraftsmithError(f"{folder / 'config.json'}: its {key} is {rope!r} and should be an object; correct it")
         # 'su' is what the first of these checkpoints call it.
         if (rope.get("rope_type") or rope.get("type")) in ("longrope", "su"):
             original = rope.get("original_max_position_embeddings") or part.get("original_max_position_embeddings")
@@ -278,7 +272,7 @@ def _from_hub(source: str, revision: str | None, cache: Path) -> tuple[Path, str
     log(f"target {source}: fetching from the hub, revision {revision or 'the newest'}")
     try:
         snapshot = huggingface_hub.snapshot_download(
-            source, revision=revision, cache_dir=cache / "hub", allow_patterns=_HUB_FILES
+            source, revision=revision, cache_dir=_hub_cache(cache), allow_patterns=_HUB_FILES
         )
     except Exception as error:
         # huggingface_hub, its HTTP client and the operating system each raise their own kinds; all mean 'not here'.
@@ -289,6 +283,11 @@ def _from_hub(source: str, revision: str | None, cache: Path) -> tuple[Path, str
         ) from error
     # A snapshot's folder is named after its commit, so that a moving branch is pinned in target.json.
     return Path(snapshot), Path(snapshot).name
+
+
+def _hub_cache(cache: Path) -> Path | None:
+    """A folder of the workflow's own, as home folders are small; None, the hub's, where the user has named that one."""
+    return None if {"HF_HOME", "HF_HUB_CACHE"} & os.environ.keys() else cache / "hub"
 
 
 def _from_package(name: str, cache: Path) -> Path:

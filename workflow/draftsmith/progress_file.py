@@ -103,10 +103,10 @@ def watched(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; with its type, unless it is one that a user is meant to read."""
-    from draftsmith.errors import DraftsmithError
+    """The first line of an error's text, and what it announces; with its type, unless it is one that a user is meant to read."""
+    from draftsmith.errors import DraftsmithError, opening
 
-    text = (str(error).strip().splitlines() or [""])[0]
+    text = opening(str(error).splitlines())
     return text if isinstance(error, DraftsmithError) and text else f"{type(error).__name__}: {text}".rstrip(": ")
 
 

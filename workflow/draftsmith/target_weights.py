@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from draftsmith.errors import DraftsmithError
 from draftsmith.few_layers import parts
+from draftsmith.weight_files import head, read_config, weight_map
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,31 +24,40 @@ _ITEM = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 def tensor_files(folder: Path) -> dict[str, Path]:
     """Name of every tensor of the checkpoint, with the safetensors file that holds it."""
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-    from safetensors import safe_open
-
+    listed = weight_map(folder)
+    if listed is not None:
+        return {name: folder / file for name, file in listed.items()}
     names: dict[str, Path] = {}
     for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
+        with _opened(file) as opened:
             names.update(dict.fromkeys(opened.keys(), file))
     return names
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A safetensors file of the checkpoint; one sentence where it is gone, cut off or broken since it was described."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt") as opened:
+            yield opened
+    except (OSError, SafetensorError) as error:
+        said = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise DraftsmithError(f"{file}: the weights cannot be read ({said}); copy or fetch the file again") from error
 
 
 def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Read the named tensors, in the checkpoint's dtype.
 
-    Raises :class:`DraftsmithError` when one is missing.
+    Raises :class:`DraftsmithError` when one is missing, or its file is.
     """
-    from safetensors import safe_open
-
     files = tensor_files(folder)
     found: dict[str, Tensor] = {}
     for name in names:
         if name not in files:
             raise DraftsmithError(f"{folder}: the checkpoint has no tensor {name}; is it complete?")
-        with safe_open(files[name], framework="pt") as opened:
+        with _opened(files[name]) as opened:
             found[name] = opened.get_tensor(name)
     return found
 
@@ -77,19 +87,20 @@ def head_weight(folder: Path) -> Tensor:
 def loaded_bytes(folder: Path, dtype: str) -> int:
     """Bytes of the checkpoint's weights once they are loaded in ``dtype``, by the heads of its safetensors files.
 
-    A quantised checkpoint keeps its own types. Towers that a text-only engine leaves out are counted with the rest.
+    A quantised checkpoint keeps its own types. Towers that a text-only engine leaves out are counted with the rest. Raises
+    :class:`DraftsmithError` for a file that is gone, or whose head is broken.
     """
-    settings = json.loads((folder / "config.json").read_text())
+    settings = read_config(folder)
     quantised = any(part.get(key) for part in parts(settings) for key in _QUANTISED)
-    index = folder / "model.safetensors.index.json"
-    named = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else None
+    listed = weight_map(folder)
+    named = None if listed is None else set(listed.values())
     # Some checkpoints hold their weights twice, the second time as one file for another program.
-    files = [file for file in folder.glob("*.safetensors") if named is None or file.name in named]
+    files = sorted(folder.glob("*.safetensors")) if named is None else [folder / name for name in sorted(named)]
+    if not files:
+        raise DraftsmithError(f"{folder}: its .safetensors files are gone; put them back, and run get_target again")
     total = 0
     for file in files:
-        with open(file, "rb") as opened:
-            entries = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        for name, entry in entries.items():
+        for name, entry in head(file)[1].items():
             if name != "__metadata__":
                 start, end = entry["data_offsets"]
                 item = None if quantised else _CAST.get(entry["dtype"])

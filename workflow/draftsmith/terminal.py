@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,11 @@ if TYPE_CHECKING:
 
 
 def console() -> Console:
-    """Standard output; a file or a pipe has no width of its own, so that nothing is cut off there."""
+    """Standard output, as wide as the terminal or as COLUMNS says; a file or a pipe has no width of its own, so that nothing is cut off there."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=1000)
+    wide = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit()
+    return Console() if wide else Console(width=1000)
 
 
 def size(count: float) -> str:

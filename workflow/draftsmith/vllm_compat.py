@@ -5,6 +5,7 @@ tests/unit/test_vllm_compat.py names each interface used here and fails when an 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUPPORTED = ("0.26", "0.33")
+# How a decoder layer scales what it was handed, in float16 alone.
+_SCALED = "residual *= 1.0 / self.routed_scaling_factor"
 
 
 def version() -> str:
@@ -225,6 +228,18 @@ def model_class(architectures: Sequence[str]) -> type[Any] | None:
 def by_transformers(model: type[Any]) -> bool:
     """Whether the class runs a model by its implementation in transformers, as vLLM has none of its own."""
     return model.__module__.startswith("vllm.model_executor.models.transformers")
+
+
+def scales_float16(model: type[Any]) -> bool:
+    """Whether the class keeps float16 from overflowing by a residual stream that is scaled: its states are then not the model's.
+
+    DeepSeek's classes do, those that are derived from them, and those that have taken over their decoder layer.
+    """
+    modules = {own.__module__ for own in model.__mro__ if own.__module__.startswith("vllm.")}
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in modules]
+    return any("deepseek" in name for name in modules) or any(
+        _SCALED in Path(file).read_text() for file in files if file is not None
+    )
 
 
 def known_arguments() -> frozenset[str]:

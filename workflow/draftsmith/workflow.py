@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from draftsmith import get_target, source_files
 from draftsmith.config import Config, Regenerate, check_consistent, parse
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import at_home
@@ -68,12 +69,15 @@ class Plan:
         return plan
 
     def check_sources(self) -> None:
-        """Fail unless every local data source is there: a run would otherwise find out only later, or in other words."""
+        """Fail unless every local data source and a target that is a folder are there: a run would otherwise find out only later, or in other words."""
         for place, source in enumerate(self.config.data.sources):
             if not source.path.startswith("hub:") and not at_home(source.path).exists():
                 raise DraftsmithError(
                     f"{source.path}: no such file or folder; correct the config key data.sources.{place}.path"
                 )
+        folder = get_target.local_folder(self.config.target.source)
+        if folder is not None:
+            get_target.check_folder(folder, self.config.target.source)
         for key, files in {
             "data.sources": self.sources,
             "target.source": self.target_files,
@@ -101,14 +105,15 @@ class Plan:
 
     @property
     def sources(self) -> list[str]:
-        """Local files of the data sources, so that a changed one re-runs what is made of it."""
+        """Local files of the data sources that are read, so that a changed one re-runs what is made of it."""
         files: list[str] = []
         for source in self.config.data.sources:
             path = at_home(source.path)
             if path.is_file():
                 files.append(str(path))
             elif path.is_dir():
-                files += sorted(str(file) for file in path.rglob("*") if file.is_file())
+                # A link that leads nowhere is told of by the stage that would read it.
+                files += [str(file) for file in source_files.within(path) if file.is_file()]
         return files
 
     @property

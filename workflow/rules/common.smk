@@ -11,6 +11,7 @@ from snakemake.exceptions import WorkflowError
 PACKAGE = Path(workflow.current_basedir).parent
 sys.path.insert(0, str(PACKAGE))
 
+from draftsmith import partitions
 from draftsmith.processes import run_mark
 from draftsmith.errors import DraftsmithError
 from draftsmith.workflow import Plan
@@ -35,21 +36,32 @@ if os.environ.get("PATH", "").split(os.pathsep)[0] != PYTHON_FOLDER:
     os.environ.update(PATH=os.pathsep.join([PYTHON_FOLDER, os.environ.get("PATH", os.defpath)]))
 
 # What a job is told outside of its params, as a change of it must re-run nothing: that descriptor 3 is the terminal, where a
-# stage shows its own lines while all else goes to its log; by which mark a process of a Snakemake that is gone is known; the
-# whole config, of which a stage takes only what changes no result (how the engine runs, what preflight and cleaning may do)
-# and the report shows all; where `draftsmith status` looks for signs of life; and where the package lies.
-# Braces are doubled for Snakemake's formatting.
+# stage shows its own lines while all else goes to its log; by which mark a process of a Snakemake that is gone is known;
+# where `draftsmith status` looks for signs of life; and where the package lies. Braces are doubled for Snakemake's formatting.
 shell.prefix(
     (
         f"set -euo pipefail; unset {run_mark.MARK} {run_mark.LEASED};"
         f" export DRAFTSMITH_CONSOLE=3 {run_mark.WORKFLOW}={run_mark.own()}"
-        f" DRAFTSMITH_CONFIG={shlex.quote(PLAN.whole)}"
         f" DRAFTSMITH_PROGRESS={shlex.quote(str(LOGS / 'progress'))}"
         f" PYTHONPATH={shlex.quote(str(PACKAGE))}${{PYTHONPATH:+:$PYTHONPATH}}; "
     )
     .replace("{", "{{")
     .replace("}", "}}")
 )
+
+# And the whole config, of which a stage takes only what changes no result (how the engine runs, what preflight and cleaning
+# may do) and the report shows all. Not in the prefix, which Snakemake prints whole when a job fails; a job of a cluster comes
+# here again, on its node.
+os.environ.update(DRAFTSMITH_CONFIG=PLAN.whole)
+
+PARTITIONS = partitions.told(
+    workflow.resource_settings.default_resources,
+    workflow.resource_settings.overwrite_resources,
+    os.environ,
+)
+# Not once more in each job.
+if PARTITIONS and workflow.is_main_process:
+    print(PARTITIONS, file=sys.stderr)
 
 
 scattergather:

@@ -112,6 +112,45 @@ def test_a_folder_of_all_kinds_is_one_source(tmp_path: Path) -> None:
     assert [figures.read for figures in reader.figures] == [3]
 
 
+@pytest.mark.parametrize(("path", "called"), [("{}/f", "{}/f"), ("./f/", "f"), ("~/f", "~/f")])
+def test_a_row_without_an_id_is_called_by_its_file_in_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, called: str
+) -> None:
+    """With the folder as the config writes it; where it lies is told in the same words for all rows."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "f/sub").mkdir(parents=True)
+    write(
+        tmp_path / "f/a.jsonl",
+        [{"prompt": "a"}, {"prompt": "b", "id": "mine"}, {"input_ids": [5, 6], "loss_mask": [0, 1]}],
+    )
+    write(tmp_path / "f/b.jsonl", [{"prompt": "c"}, {"messages": [{"role": "x"}]}])
+    (tmp_path / "f/sub/c.json").write_text(json.dumps([{"prompt": "d"}]))
+    path, called = path.format(tmp_path), called.format(tmp_path)
+    found, _ = read(Source(path=path))
+    good = [given for given in found if not isinstance(given, Dropped)]
+    assert [given.conversation_id for given in good] == [
+        f"{called}/a.jsonl:1", "mine", f"{called}/a.jsonl:3", f"{called}/b.jsonl:1", f"{called}/sub/c.json:1",
+    ]  # fmt: skip
+    opened = called.replace("~", str(tmp_path))
+    assert [given.where for given in found] == [
+        *(f"{opened}/a.jsonl, line {number}" for number in (1, 2, 3)), *(f"{opened}/b.jsonl, line {number}" for number in (1, 2)),
+        f"{opened}/sub/c.json, row 1",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["{}/f.jsonl", "./f.jsonl", "~/f.jsonl", "../{name}/f.jsonl"])
+def test_a_row_of_a_single_file_is_called_by_it_as_the_config_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "f.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
+    path = path.format(tmp_path, name=tmp_path.name)
+    found, _ = read(Source(path=path))
+    assert [given.conversation_id for given in found if isinstance(given, Conversation)] == [f"{path}:1", f"{path}:2"]
+
+
 def test_how_often_by_hand() -> None:
     """The whole part always, once more for those whose seeded hash lies below the rest."""
     for weight, whole, rest in ((0.25, 0, 0.25), (1.0, 1, 0.0), (2.5, 2, 0.5), (3.0, 3, 0.0)):

@@ -183,3 +183,11 @@ def test_missing_files_name_the_key(tmp_path: Path) -> None:
 )
 def test_default_domain(path: str, domain: str) -> None:
     assert default_domain(Source(path=path)) == domain
+
+
+def test_the_default_domain_is_described_with_its_key(repo: Path) -> None:
+    """In the table of all keys, which is made of the config model."""
+    [line] = [
+        line for line in (repo / "config/README.md").read_text().splitlines() if "| `data.sources[].domain` |" in line
+    ]
+    assert "unset: the name of the file (without its ending), folder or hub data set" in line

@@ -7,10 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoConfig
 
 from draftsmith.config import Train
 from draftsmith.draft.config import DraftShape, draft_shape
+from draftsmith.draft.initial import initial_draft
 from draftsmith.errors import DraftsmithError
+from draftsmith.export_draft.checks import expected_tensors
+from draftsmith.export_draft.layouts import layout_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -44,6 +49,42 @@ def test_sizes_come_from_the_target(tmp_path: Path) -> None:
     assert (shape.target_vocab, shape.draft_vocab, shape.layers) == (320, 50, (2, 4, 5))
     assert shape.norm_before_residual
     assert not shape.fc_norm
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "keys", "dim", "expected"),
+    [
+        # GLM-4.5 and its smaller sibling; 96 divides neither width.
+        (5120, 96, 8, 128, (80, 8, 128)),
+        (4096, 96, 8, 128, (64, 8, 128)),
+        # gpt-oss: 64 divides 2880, so its own.
+        (2880, 64, 8, 64, (64, 8, 64)),
+        # No multiple of 7 key heads divides 256: heads of 128.
+        (256, 28, 7, 64, (2, 2, 128)),
+    ],
+)
+def test_heads_that_divide_the_width(
+    width: int, heads: int, keys: int, dim: int, expected: tuple[int, int, int], tmp_path: Path
+) -> None:
+    """As transformers' LlamaConfig wants them, in training and for readers of EAGLE's layout."""
+    sizes = {"hidden_size": width, "num_attention_heads": heads, "num_key_value_heads": keys, "head_dim": dim}
+    shape = _shape(tmp_path, LLAMA | {"model_type": "glm4_moe", "num_hidden_layers": 8} | sizes)
+    assert (shape.heads, shape.kv_heads, shape.head_dim) == expected
+    assert shape.rotated().num_attention_heads == expected[0]
+
+
+def test_a_draft_with_fewer_heads_than_its_target_is_what_a_server_loads(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 80, "num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 16}
+    shape = _shape(tmp_path, LLAMA | {"model_type": "glm4_moe"} | sizes)
+    assert (shape.heads, shape.kv_heads, shape.head_dim) == (10, 2, 16)
+    head = torch.randn(320, 80)
+    draft = initial_draft(shape, head, head, torch.arange(50), seed=0)
+    trained = {name: tuple(tensor.shape) for name, tensor in draft.state_dict().items()}
+    assert {"d2t": (50,), "t2d": (320,)} | trained == expected_tensors(shape)
+    assert trained["layers.0.self_attn.q_proj.weight"] == (160, 160)
+    for layout in ("hf", "sglang"):
+        read = AutoConfig.for_model(**layout_config(layout, shape, "bfloat16"))
+        assert (read.num_attention_heads, read.num_key_value_heads, read.head_dim) == (10, 2, 16)
 
 
 def test_settings_win(tmp_path: Path) -> None:

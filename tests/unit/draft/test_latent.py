@@ -200,3 +200,13 @@ def test_training_goes_on_from_one_and_not_from_another(
     write_json(tmp_path / "config.json", exported | {"kv_lora_rank": 12})
     with pytest.raises(DraftsmithError, match=r"kv_lora_rank of .* is 12 and must be 10"):
         warm_weights(tmp_path, shape, torch.zeros(40, dtype=torch.int64), none, draft.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("factor", "x"), ("mscale", [1]), ("beta_fast", float("nan")), ("rope_theta", "x")]
+)
+def test_a_rope_of_the_target_without_a_number_is_named(name: str, value: Any) -> None:
+    with pytest.raises(
+        DraftsmithError, match=rf"config\.json: {name} of its rope is .* must be a number; correct it, or set"
+    ):
+        of_kimi({"rope_scaling": KIMI["rope_scaling"] | {name: value}})

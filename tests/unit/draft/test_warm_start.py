@@ -308,3 +308,92 @@ def test_a_tensor_under_two_names_is_refused(make_source: Callable[..., Source])
     source.tensors["model.norm.weight"] = source.tensors["norm.weight"] * 2
     with pytest.raises(DraftsmithError, match=r"has \['model\.norm\.weight'\] under another name as well"):
         source.taken()
+
+
+def _layer(source: Source) -> dict[str, Any]:
+    layer: dict[str, Any] = source.config["transformer_layer_config"]
+    return layer
+
+
+ODD: list[tuple[str, Callable[[Source], Any], str]] = [
+    ("hf", lambda source: source.config.update(eagle_config="x"), "eagle_config .* 'x' and must be an object"),
+    ("sglang", lambda source: source.config["eagle_config"].update(eagle_aux_hidden_state_layer_ids=["1", "2"]), "layer_ids .* list of whole numbers"),
+    ("speculators", lambda source: source.config.update(eagle_aux_hidden_state_layer_ids=3), "layer_ids .* 3 and must be a list"),
+    ("speculators", lambda source: source.config.update(transformer_layer_config=[1]), r"transformer_layer_config .* \[1\] and must be an object"),
+    ("speculators", lambda source: source.config.update(fc_norm="false"), "fc_norm .* 'false' and must be true or false"),
+    ("hf", lambda source: source.config.update(logit_scale="x"), "logit_scale .* 'x' and must be a finite number above 0"),
+    ("hf", lambda source: source.config.update(logit_scale=float("nan")), "logit_scale .* nan and must be a finite number above 0"),
+    ("hf", lambda source: source.config.update(logit_scale=10**400), "logit_scale .* must be a finite number above 0"),
+    ("hf", lambda source: source.config.update(logit_scale=True), "logit_scale .* True and must be a finite number above 0"),
+    ("speculators", lambda source: _layer(source).update(rms_norm_eps="tiny"), "rms_norm_eps .* 'tiny' and must be a finite number"),
+    ("speculators", lambda source: _layer(source).update(rope_parameters="yarn"), "rope_parameters .* 'yarn' and must be an object"),
+    ("speculators", lambda source: _layer(source).update(rope_parameters={"rope_theta": "x"}), "rope_theta .* 'x' and must be a finite"),
+    ("hf", lambda source: (source.config.pop("rope_parameters"), source.config.update(rope_theta="x")), "rope_theta .* 'x'"),
+    ("speculators", lambda source: _layer(source).update(layer_types=3), "layer_types .* 3 and must be a list of words"),
+    ("speculators", lambda source: _layer(source).update(num_attention_heads="4"), "num_attention_heads .* '4' and must be a whole number"),
+    ("speculators", lambda source: _layer(source).update(hidden_act="gelu"), "hidden_act of .* is gelu, .* silu; name a draft of that"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("layout", "change", "named"), ODD)
+def test_an_odd_value_of_the_config_is_one_sentence(
+    layout: str, change: Callable[[Source], Any], named: str, make_source: Callable[..., Source]
+) -> None:
+    source = make_source(layout)
+    change(source)
+    with pytest.raises(DraftsmithError, match=rf"^train\.initial_draft: [^\n]*{named}[^\n]*$"):
+        source.taken()
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "named"),
+    [
+        ("d2t", torch.tensor(3), r"d2t of .* is of shape \[\] and must have 1 dim"),
+        ("d2t", torch.zeros(12, 2, dtype=torch.int64), r"d2t of .* is of shape \[12, 2\] and must have 1 dim"),
+        ("d2t", torch.full((12,), float("nan")), r"d2t of .* is torch\.float32 and must be whole numbers"),
+        ("lm_head.weight", torch.tensor(3.0), r"lm_head\.weight of .* is of shape \[\] and must have 2 dim"),
+        (
+            "fc.weight",
+            torch.ones(16, 48, dtype=torch.int8),
+            r"fc\.weight of .* is torch\.int8 .* a draft that is not quantised$",
+        ),
+    ],
+)
+def test_an_odd_tensor_is_one_sentence(
+    name: str, tensor: Tensor, named: str, make_source: Callable[..., Source]
+) -> None:
+    source = make_source()
+    source.tensors[name] = tensor
+    with pytest.raises(DraftsmithError, match=rf"^train\.initial_draft: [^\n]*{named}"):
+        source.taken()
+
+
+def test_a_scale_that_makes_the_head_overflow_is_named_before_the_first_step(
+    make_source: Callable[..., Source],
+) -> None:
+    source = make_source("hf")
+    source.config["logit_scale"] = 1e300
+    with pytest.raises(DraftsmithError, match=r"lm_head\.weight of .* not finite"):
+        source.taken()
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize(
+    ("rope", "told"),
+    [
+        (YARN, False),
+        (YARN | {"factor": 8.0}, True),
+        ({"type": "yarn", "rope_theta": 10000, "factor": 4, "original_max_position_embeddings": None}, False),
+        ({"rope_type": "default", "rope_theta": 10000.0, "factor": 4.0}, True),
+    ],
+)
+def test_another_rope_is_said_whatever_differs(
+    rope: dict[str, Any], told: bool, make_source: Callable[..., Source], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a length of its own, yarn takes the layer's positions (128), as transformers does."""
+    source = make_source(rope=YARN)
+    source.config["transformer_layer_config"]["rope_parameters"] = rope
+    source.taken()
+    assert ("has the rope" in "".join(capsys.readouterr())) == told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from targets import KIMI, SMOLLM, folder
 
 from draftsmith import estimate
 from draftsmith.errors import DraftsmithError
+from draftsmith.estimate import jobs, rates
 from draftsmith.estimate.model import Estimate
 
 REPO = Path(__file__).resolve().parents[3]
@@ -38,10 +40,13 @@ def written(tmp_path: Path, **sections: Any) -> Path:
     return path
 
 
-def command(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(REPO / "workflow"), "HF_HUB_OFFLINE": "1"}
+def command(tmp_path: Path, *arguments: str, main: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
+    """``main`` runs it as people do, with errors in their own words."""
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {"PYTHONPATH": str(REPO / "workflow"), "HF_HUB_OFFLINE": "1"} | variables
+    program = ["-m", "draftsmith"] if main else ["-c", _WATCHED]
     return subprocess.run(
-        [sys.executable, "-c", _WATCHED, *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment
+        [sys.executable, *program, *arguments], capture_output=True, text=True, cwd=tmp_path, env=environment
     )  # fmt: skip
 
 
@@ -98,6 +103,82 @@ def test_tables_for_people(tmp_path: Path) -> None:
         "assumed: ",
     ):
         assert part in done.stdout, part
+
+
+def test_no_line_is_wider_than_the_columns_that_are_named(tmp_path: Path) -> None:
+    target = folder(tmp_path / "target", SMOLLM)
+    config = written(tmp_path, data={"sources": [{"path": str(REPO / "config/demo/conversations.jsonl")}]})
+    arguments = ["estimate", "--config", str(config), "--target", str(target), "--device", "cpu", "--profile", "local"]
+    narrow, wide = command(tmp_path, *arguments, COLUMNS="80"), command(tmp_path, *arguments)
+    assert narrow.returncode == wide.returncode == 0, narrow.stderr
+    assert max(map(len, narrow.stdout.splitlines())) <= 80
+    assert max(len(line.rstrip()) for line in wide.stdout.splitlines()) > 80
+    # Nothing is lost of what is wrapped.
+    assert (
+        "".join(narrow.stdout.split()).count("unknown:give") == "".join(wide.stdout.split()).count("unknown:give") > 0
+    )
+
+
+def test_a_measured_run_that_was_never_made_is_one_sentence_with_its_mend(tmp_path: Path) -> None:
+    done = command(tmp_path, "estimate", "--config", str(written(tmp_path)), "--measured", "results/demo", main=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert "error: results/demo: no run has left results there" in line
+    assert "`make demo` leaves results/demo" in line
+
+
+def test_every_rate_has_its_unit_in_the_help(tmp_path: Path) -> None:
+    helped = " ".join(command(tmp_path, "estimate", "--help", COLUMNS="300").stdout.split())
+    units = helped[helped.index("NAME=NUMBER") : helped.index("--rates")]
+    assert "In tokens/s: extract of each shard's engine" in units
+    assert "train of each training process" in units
+    assert {name for name in rates.GIVEN if not re.search(rf"\b{name}\b", units)} == set()
+    # The first stage's own words of it, and README's.
+    readme = (REPO / "README.md").read_text()
+    assert "`extract` in tokens/s of each shard's engine" in readme
+    assert "`train` in tokens/s of each training process" in readme
+
+
+def test_a_training_on_two_nodes_has_the_processes_that_its_job_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice as many as on one node, of which each node's memory holds its own."""
+    target = folder(tmp_path / "kimi", KIMI)
+    config = written(
+        tmp_path,
+        target={"source": "/models/elsewhere", "layers": [2, 30, 58]},
+        engine={"tp": 8},
+        data={"sources": [{"path": str(REPO / "config/demo/prompts.jsonl")}]},
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def asked() -> Estimate:
+        return estimate.estimate(
+            estimate.Asked(
+                config, target=target, device="cuda", profile="slurm", rows=4000, row_tokens=4096, rates=["train=1000"], gpu_gib=139
+            )
+        )  # fmt: skip
+
+    def training(found: Estimate) -> Any:
+        return next(time for time in found.times if time.stage == "train_draft")
+
+    monkeypatch.setenv("DRAFTSMITH_TRAIN_NODES", "2")
+    two = asked()
+    assert any("16 training process(es) on 2 nodes" in line for line in two.assumptions)
+    # 1000 tokens a second and process; every GPU of the job counts.
+    assert training(two).seconds == pytest.approx(training(two).fixed_seconds + training(two).work / 16_000)
+    assert training(two).gpu_seconds == pytest.approx(training(two).seconds * 16)
+    # What Slurm is asked for is known though the config's folder is not on this machine.
+    assert "train_draft: time" in {check.name for check in two.checks}
+    # As Snakemake prints a job of one node, and one of a machine without Slurm, which is given what this machine has.
+    for resources in ("gpu=8, nodes=1, slurm_partition=gpu", "gpu=0, nodes=1"):
+        text = f"rule train_draft:\n    resources: {resources}\n"
+        monkeypatch.setattr(jobs.DryRun, "asked", lambda self, text=text: jobs.parse(text))
+        monkeypatch.setattr(jobs.DryRun, "__init__", lambda self, *arguments: None)
+        one = asked()
+        assert any("side by side, 8 training process(es)" in line for line in one.assumptions)
+        assert training(one).gpu_seconds == pytest.approx(training(one).seconds * 8)
+        assert one.training_host == two.training_host
 
 
 def test_shards_of_the_profile_or_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,6 +93,9 @@ def test_what_the_jobs_ask_for_against_their_partitions(monkeypatch: pytest.Monk
         "16 GPUs on one node are asked for, no node of the partition h200 has more than 8",
     ) in told
     assert [(name, status) for name, status, _ in told[2:]] == [("partition gone", "unknown")]
+    # Sixteen on two nodes are eight on each, as a training on several nodes asks for them.
+    spread = _DRY_RUN.replace("gpu=8", "gpu=16").replace("nodes=1", "nodes=2")
+    assert slurm.checks([], {}, jobs.parse(spread)) == []
 
 
 def test_without_slurm_only_the_machines_memory_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

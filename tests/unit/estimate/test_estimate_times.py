@@ -12,6 +12,7 @@ from targets import DEMO, SMOLLM, config, given
 from draftsmith.errors import DraftsmithError
 from draftsmith.estimate import rates, training
 from draftsmith.estimate.model import Rows, Time
+from draftsmith.estimate.table import together
 from draftsmith.estimate.times import Stages
 from draftsmith.train_draft.plan import make_plan
 
@@ -94,6 +95,10 @@ def test_by_hand(tmp_path: Path) -> None:
     assert "60 s + 42,000 tokens / 1,000 a second / 2 shards" in found["extract_shard"].formula
     # A minute to start, as assumed; four processes.
     assert found["train_draft"].seconds == 60 + 120_000 / (500 * 4)
+    # The GPUs of its own job, which are not those of one engine.
+    spread = stages(known, rows(), world=16, gpus=8)["train_draft"]
+    assert spread.seconds == 60 + 120_000 / (500 * 16)
+    assert spread.gpu_seconds == spread.seconds * 16
     # Two servings are loaded; 48 answers of at most 100 tokens without and with the draft.
     assert found["evaluate_draft"].seconds == 2 * 60 + 4800 / 10 + 4800 / 20
     assert found["extract_shard"].source == "given by --rate"
@@ -161,6 +166,24 @@ def test_what_is_not_known_is_not_made_up() -> None:
     )
 
 
+def test_the_sum_says_what_it_lacks() -> None:
+    """A start and a check alone are no time of a run; what is known of it is the least that it takes."""
+    nothing = stages(rates.Rates(), rows(), gpus=1)
+    # The dry run's two minutes are known.
+    assert nothing["dry_run"].seconds == 120
+    shown = together(list(nothing.values()))
+    assert shown[:2] == ("unknown", "")
+    assert "lacking: get_target, tokenize, preflight" in shown[2]
+    some = stages(rates.given(rates.Rates(), ["extract=1000", "load=18"], None), rows(), gpus=1)
+    # 18 s of a load and 42 of tokens, and those two minutes.
+    time, hours, which = together(list(some.values()))
+    assert (time, hours) == ("at least 3 min 0 s", "at least 0.1")
+    assert "extract_shard" not in which
+    assert which.endswith("train_draft, export_draft, evaluate_draft")
+    every = [each.model_copy(update={"seconds": 60.0, "rate": 1.0, "gpu_seconds": 360.0}) for each in some.values()]
+    assert together(every)[:2] == (f"{len(every)} min 0 s", f"{len(every) / 10:,.1f}")
+
+
 def test_rates_from_a_file_and_by_hand(tmp_path: Path) -> None:
     file = tmp_path / "rates.yaml"
     file.write_text("extract: 42000\ntrain: 9000\n")
@@ -174,7 +197,7 @@ def test_rates_from_a_file_and_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("word", "reason"),
-    [("extraction=1", "no stage with a rate; known are tokenize"), ("extract=fast", "a positive number"), ("extract=0", "positive"), ("extract", "positive")],
+    [("extraction=1", "no stage with a rate; known are extract"), ("extract=fast", "a positive number"), ("extract=0", "positive"), ("extract", "positive")],
 )  # fmt: skip
 def test_a_wrong_rate_is_one_sentence(word: str, reason: str) -> None:
     with pytest.raises(DraftsmithError, match=reason):

@@ -18,6 +18,7 @@ from draftsmith.chat import Chat
 from draftsmith.config import Config
 from draftsmith.draft.config import draft_shape
 from draftsmith.draft.initial import initial_draft
+from draftsmith.draft.trained_as import KEY, trained_as
 from draftsmith.evaluate_draft.causes import likely_causes
 from draftsmith.evaluate_draft.counts import Counts
 from draftsmith.evaluate_draft.faults import Served
@@ -45,7 +46,7 @@ class Made:
         self.settings = Config()
         self.target = {
             "source": "model", "path": str(self.model), "hidden_size": 32, "vocab_size": 320, "num_layers": 8, "max_positions": 4096,
-            "layers": [2, 4, 5], "architectures": LLAMA["architectures"], "trust_remote_code": False, "revision": None,
+            "layers": [2, 4, 5], "fingerprint": "f", "architectures": LLAMA["architectures"], "trust_remote_code": False, "revision": None,
         }  # fmt: skip
         shape = draft_shape(self.target, self.settings.train, 40)
         ids = torch.arange(0, 320, 8)
@@ -56,9 +57,9 @@ class Made:
         weights = dict(initial_draft(shape, head[:0], head, mapping["d2t"], 0).state_dict())
         for name in ("train", "draft", "tokenize"):
             (self.folder / name).mkdir(parents=True)
-        save_file(
-            {name: tensor.contiguous() for name, tensor in weights.items()}, self.folder / "train/draft.safetensors"
-        )
+        self.trained = {name: tensor.contiguous() for name, tensor in weights.items()}
+        self.trained_as = trained_as(shape, mapping["d2t"], self.target)
+        save_file(self.trained, self.folder / "train/draft.safetensors", {KEY: json.dumps(self.trained_as)})
         self.weights({name: tensor.bfloat16() for name, tensor in weights.items()} | mapping)
         self.write("draft/config.json", draft_config(self.settings, self.target, shape, "bfloat16"))
         self.write("train/train.json", {"layers": [2, 4, 5]})
@@ -139,6 +140,9 @@ FAULTS: dict[str, tuple[Callable[[Made], Any], str]] = {
         lambda made: made.spoil("fc.weight", lambda weight: weight * 2), r"weights: fc\.weight of the export is not the one"
     ),
     "no map": (lambda made: made.spoil("d2t", None), "missing map: the export has no d2t"),
+    "another map": (
+        lambda made: made.spoil("d2t", lambda d2t: d2t + 1), "another map: d2t of the export names other tokens than the draft was trained with"
+    ),
     "another method": (
         lambda made: made.change(speculators_model_type="eagle"), 'flag: speculators_model_type of the export is "eagle" and must be "eagle3"'
     ),
@@ -155,9 +159,9 @@ FAULTS: dict[str, tuple[Callable[[Made], Any], str]] = {
     ),
     "another base": (
         lambda made: made.change(**{f"{ROPE}rope_theta": 10000.0}),
-        r"positions: rope_theta of the export is 10000\.0, by the target's config it is 50000\.0",
+        r"positions: rope_theta of the export is 10000\.0, in training it was 50000\.0",
     ),
-    "another scaling": (lambda made: made.change(**{f"{ROPE}factor": None}), "positions: factor of the export is null, .* it is 8.0"),
+    "another scaling": (lambda made: made.change(**{f"{ROPE}factor": None}), "positions: factor of the export is null, in training it was 8.0"),
     "prompts of another template": (
         lambda made: made.questions.__setitem__(slice(None), [{"prompt_token_ids": [1, 50, 5, 77, 78]}] * 2),
         r"template: answers of the training rows come after the tokens \[2, 1, 40, 41\], the prompts end with \[50, 5, 77, 78\]",
@@ -187,8 +191,38 @@ def test_an_empty_head_is_named(made: Made) -> None:
     assert "missing head: lm_head.weight of the export is all zero" in made.causes()
 
 
-def test_norms_of_the_captured_layers_that_were_trained_and_not_exported(made: Made) -> None:
+def test_a_config_that_is_not_the_trainings_hides_no_fault(made: Made) -> None:
+    """The export follows the config of now, and both say otherwise than the draft was trained."""
+    made.settings = Config.model_validate({"train": {"norm_before_residual": False, "attention_window": 64}})
+    assert made.causes() == []
+    made.change(
+        norm_before_residual=False, **{f"{LAYER}layer_types": ["sliding_attention"], f"{LAYER}sliding_window": 64}
+    )
+    assert made.causes() == [
+        "norm: the export has norm_before_residual: false, the draft was trained with true",
+        "flag: the attention window of the export is 64 and must be null",
+    ]
+
+
+def test_what_a_draft_of_an_earlier_version_does_not_tell_is_asked_of_config_target_and_vocabulary(made: Made) -> None:
+    save_file(made.trained, made.folder / "train/draft.safetensors")
+    assert made.causes() == []
     made.settings = Config.model_validate({"train": {"fc_norm": True}})
+    made.change(**{f"{ROPE}rope_theta": 10000.0})
+    (made.folder / "vocabulary").mkdir()
+    save_file({"d2t": torch.arange(40)}, made.folder / "vocabulary/vocabulary.safetensors")
+    assert made.causes() == [
+        "norm: the export has fc_norm: false, the draft was trained with true",
+        "norm: the export has no weight of fc_norm, which was true in training",
+        "another map: d2t of the export names other tokens than the draft was trained with; run export_draft again with the "
+        "vocabulary.safetensors of the training",
+        "positions: rope_theta of the export is 10000.0, by the target's config it is 50000.0",
+    ]
+
+
+def test_norms_of_the_captured_layers_that_were_trained_and_not_exported(made: Made) -> None:
+    metadata = {KEY: json.dumps(made.trained_as | {"fc_norm": True})}
+    save_file(made.trained, made.folder / "train/draft.safetensors", metadata)
     assert made.causes() == [
         "norm: the export has fc_norm: false, the draft was trained with true",
         "norm: the export has no weight of fc_norm, which was true in training",

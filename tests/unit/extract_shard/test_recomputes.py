@@ -24,30 +24,41 @@ from draftsmith.store import format as store_format
 from draftsmith.store import head as store_head
 
 ROWS = [[number, *range(number % 5 + 2)] for number in range(23)]
-TARGET = {"fingerprint": "revision-1", "torch_dtype": "float32", "hidden_size": 4, "num_layers": 6}
+TARGET = {
+    "fingerprint": "revision-1",
+    "states_fingerprint": "states-1",
+    "torch_dtype": "float32",
+    "hidden_size": 4,
+    "num_layers": 6,
+}
+
+
+def batch_file(job: driver.Job, row: plan.PlannedRow, folder: Path) -> Path:
+    """The batch file of one row in ``folder``, with states of ones."""
+    dtype, storage = job.stored
+    header = store.BatchHeader(
+        fingerprint=job.fingerprint, target=job.target["fingerprint"], layers=job.target["layers"], dtype=dtype, storage=storage,
+        hidden_size=4, rows=[row.row_id], lengths=[row.length], checksums=["0" * 16], vllm="0",
+    )  # fmt: skip
+    head, places = store.layout(header)
+    content = torch.zeros(max(at + size for at, size in places.values()), dtype=torch.uint8)
+    views = store.tensors(header, places, lambda at, size: content[at : at + size])
+    for view in views.values():
+        view.copy_(torch.ones_like(view, dtype=torch.float32))
+    views["offsets"].copy_(torch.tensor(list(accumulate(header.lengths, initial=0))))
+    views["token_ids"].copy_(torch.tensor(job.tokens[row.row_id]))
+    header.checksums = [store.checksum(*store.row_parts(views, slice(0, row.length)))]
+    head, _ = store.layout(header)
+    content[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    path = folder / store.batch_name(header.rows)
+    path.write_bytes(content.numpy().tobytes())
+    return path
 
 
 def publish(job: driver.Job) -> None:
-    """One batch file for each row that is asked for, with states of ones."""
-    dtype, storage = job.stored
+    """One batch file for each row that is asked for."""
     for row in job.rows:
-        header = store.BatchHeader(
-            fingerprint=job.fingerprint, target=job.target["fingerprint"], layers=job.target["layers"], dtype=dtype, storage=storage,
-            hidden_size=4, rows=[row.row_id], lengths=[row.length], checksums=["0" * 16], vllm="0",
-        )  # fmt: skip
-        head, places = store.layout(header)
-        content = torch.zeros(max(at + size for at, size in places.values()), dtype=torch.uint8)
-        views = store.tensors(header, places, lambda at, size, content=content: content[at : at + size])
-        for view in views.values():
-            view.copy_(torch.ones_like(view, dtype=torch.float32))
-        views["offsets"].copy_(torch.tensor(list(accumulate(header.lengths, initial=0))))
-        views["token_ids"].copy_(torch.tensor(job.tokens[row.row_id]))
-        header.checksums = [store.checksum(*store.row_parts(views, slice(0, row.length)))]
-        head, _ = store.layout(header)
-        content[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-        path = job.folder / store.batch_name(header.rows)
-        path.write_bytes(content.numpy().tobytes())
-        store.Journal(job.folder).add(path)
+        store.Journal(job.folder).add(batch_file(job, row, job.folder))
 
 
 @dataclass
@@ -119,6 +130,24 @@ def test_another_number_of_shards_recomputes_nothing(runs: Runs, shards: int) ->
     assert runs.states() == {store.row_id(row): row for row in ROWS}
 
 
+def test_a_row_that_failed_here_and_was_published_meanwhile_counts_as_published(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another process on the same store; a row in both lists would be refused by the merge."""
+    new = [[77, 78], [88, 89]]
+
+    def failing(job: driver.Job, *_: Any) -> driver.Outcome:
+        publish(job)
+        entry = {"type": "ValueError", "message": "", "traceback": ""}
+        return driver.Outcome(figures={"batches": 0}, failed={job.rows[0].row_id: entry})
+
+    monkeypatch.setattr(driver, "extract", failing)
+    runs.run([*ROWS, *new])
+    manifest = read_json(runs.folder / "manifest.json")
+    assert manifest["failed"] == []
+    assert set(manifest["rows"]) == {store.row_id(row) for row in [*ROWS, *new]}
+
+
 def test_another_host_recomputes_nothing(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "another")
     assert runs.run() == []
@@ -156,7 +185,8 @@ def test_another_template_computes_the_rows_that_it_changes(runs: Runs) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"described": {"fingerprint": "revision-2"}},
+        {"described": {"states_fingerprint": "revision-2"}},
+        {"described": {"states_fingerprint": None, "fingerprint": "of-an-older-version"}},
         {"target": {"dtype": "bfloat16"}},
         {"target": {"layers": [1, 3, 4]}},
         {"extract": {"storage": "bf16"}},
@@ -172,6 +202,11 @@ def test_what_changes_every_state_computes_every_row_again_and_keeps_the_old_one
     assert len(list((runs.folder / "store").iterdir())) == 2
     # And back again.
     assert runs.run() == []
+
+
+def test_another_tokenizer_or_template_alone_computes_nothing_again(runs: Runs) -> None:
+    """Rows are known by their tokens, whatever made them."""
+    assert runs.run(shards=2, described={"fingerprint": "another-template"}) == []
 
 
 def test_another_format_computes_every_row_again(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:

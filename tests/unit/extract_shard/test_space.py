@@ -47,6 +47,15 @@ def test_it_is_time_to_stop_while_what_has_begun_still_fits(tmp_path: Path, monk
     assert room.short(), "once said it stays said"
 
 
+def test_files_that_go_while_they_are_counted_have_no_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer renames them from one name to the other, the publisher to another folder."""
+    (tmp_path / "whole").write_bytes(b"12345")
+    (tmp_path / "folder").mkdir()
+    glob = Path.glob
+    monkeypatch.setattr(Path, "glob", lambda self, pattern: [*glob(self, pattern), self / "gone.tmp"])
+    assert space.held(tmp_path) == 5
+
+
 def test_a_full_disk_is_found_behind_other_errors(tmp_path: Path) -> None:
     cause = OSError(28, "No space left on device")
     error = RuntimeError("a batch could not be written")

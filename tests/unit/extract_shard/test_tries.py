@@ -19,10 +19,10 @@ def names(rows: list[PlannedRow]) -> str:
 
 def test_a_row_among_others_is_tried_alone_and_then_left_out() -> None:
     tries = Tries(limit=2)
-    tries.blame(["b", "c"], ENTRY, alone=False)
+    tries.blame(["b", "c"], ENTRY, certain=False)
     free, alone = tries.split(ROWS)
     assert (names(free), names(alone)) == ("ad", "bc")
-    tries.blame(["c"], ENTRY, alone=True)
+    tries.blame(["c"], ENTRY, certain=True)
     free, alone = tries.split(ROWS)
     assert (names(free), names(alone)) == ("ad", "b")
     assert list(tries.quarantined) == ["c"]
@@ -32,16 +32,23 @@ def test_no_row_is_left_out_for_what_happened_among_others() -> None:
     """However often: only a row that was alone is known to be guilty."""
     tries = Tries(limit=2)
     for _ in range(5):
-        tries.blame(["b"], ENTRY, alone=False)
+        tries.blame(["b"], ENTRY, certain=False)
     assert tries.quarantined == {}
 
 
 def test_more_tries_are_given_when_asked() -> None:
     tries = Tries(limit=4)
-    tries.blame(["b"], ENTRY, alone=False)
+    tries.blame(["b"], ENTRY, certain=False)
     for left_out in ([], [], ["b"]):
-        tries.blame(["b"], ENTRY, alone=True)
+        tries.blame(["b"], ENTRY, certain=True)
         assert list(tries.quarantined) == left_out
+
+
+def test_a_single_try_is_enough_when_the_cause_is_certain() -> None:
+    tries = Tries(limit=1)
+    tries.blame(["b"], ENTRY, certain=False)
+    tries.blame(["c"], ENTRY, certain=True)
+    assert list(tries.quarantined) == ["c"]
 
 
 def test_the_rows_of_the_first_step_that_failed_are_suspected() -> None:

@@ -44,6 +44,18 @@ def test_a_record_of_one_rank_ends_the_ranks_that_wait_for_it(
     assert made.gone is None
 
 
+def test_a_record_of_a_refused_row_ends_nothing(tmp_path: Path, workers: list[subprocess.Popen[bytes]]) -> None:
+    made = watching(tmp_path, workers)
+    ledger.record(tmp_path, ValueError("NaN"), rank=0, stage="validate", rows=["a"])
+    ledger.record(tmp_path, ValueError("another token"), stage="publish", rows=["b"])
+    time.sleep(0.6)
+    assert made.is_alive()
+    assert all(worker.poll() is None for worker in workers)
+    ledger.record(tmp_path, OSError(5, "Input/output error"), rank=0, stage="write", rows=["c"])
+    assert [worker.wait(10) for worker in workers] == [-9, -9]
+    made.stop()
+
+
 def test_a_rank_that_is_gone_without_a_record_is_named(tmp_path: Path, workers: list[subprocess.Popen[bytes]]) -> None:
     made = watching(tmp_path, workers)
     workers[1].kill()

@@ -131,3 +131,15 @@ def test_sizes_that_a_server_could_not_read() -> None:
         DraftsmithError, match=r"transformers refuses the draft's sizes .*multiple.*set train\.architecture: llama"
     ):
         check_latent(shape)
+
+
+def test_a_llama_layer_that_transformers_refuses_is_told_before_the_target_is_loaded(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GLM-4.5's 96 heads beside a width of 5120, which draft_shape does not choose."""
+    shape = replace(LATENT, latent=None, hidden_size=5120, heads=96, kv_heads=8, head_dim=128)
+    monkeypatch.setattr("draftsmith.draft.config.draft_shape", lambda *_: shape)
+    with pytest.raises(
+        DraftsmithError, match=r"96 heads of 128 on 8 key heads beside a width of 5120, which transformers refuses"
+    ):
+        draft(make(settings={"vocabulary": {"size": 12}}))

@@ -66,8 +66,11 @@ def test_a_template_that_vllm_takes_from_elsewhere(make: Make, model: Path, capf
     assert lines == ["--- the rows: conversation c1 (a.jsonl)", "+++ vLLM: conversation c1 (a.jsonl)", "+<think>\\n"]
 
 
-def test_rows_that_begin_otherwise_than_they_would_now(make: Make) -> None:
-    subject = sampled(make())
+@pytest.mark.parametrize(
+    ("more", "named"), [({}, "conversation c1 (a.jsonl)"), ({"where": "f/a.jsonl, line 3"}, "f/a.jsonl, line 3")]
+)
+def test_rows_that_begin_otherwise_than_they_would_now(make: Make, more: dict[str, str], named: str) -> None:
+    subject = sampled(make(), **more)
     [identity] = pd.read_parquet(subject.rows).row_id
     table = pd.read_parquet(subject.rows)
     # Another token in the place of the first: the row was made with another template, or on another day.
@@ -75,7 +78,7 @@ def test_rows_that_begin_otherwise_than_they_would_now(make: Make) -> None:
     table.to_parquet(subject.rows)
     status, detail = served.prompts(subject)
     assert status == "fail"
-    assert "the row of conversation c1 (a.jsonl) does not begin as it would be rendered now" in detail
+    assert f"the row of {named} does not begin as it would be rendered now" in detail
     assert "tokenize.template_args, else run the stage tokenize again" in detail
     assert identity
 

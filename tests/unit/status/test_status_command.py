@@ -7,6 +7,7 @@ import os
 import pty
 import resource
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def test_json_of_its_schema_within_two_seconds_and_nothing_touched(root: Path) -
     states = {job["stage"]: job["state"] for job in told["jobs"]}
     assert states == dict.fromkeys(
         ["get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "extract_shard", "merge_manifest", "map_vocabulary"], "done"
-    ) | {"look": "waiting", "train_draft": "failed", "export_draft": "waiting", "evaluate_draft": "waiting", "report": "waiting"}  # fmt: skip
+    ) | {"look": "waiting", "train_draft": "failed", "export_draft": "waiting", "evaluate_draft": "waiting", "report": "waiting", "gate": "waiting"}  # fmt: skip
     training = next(job for job in told["jobs"] if job["stage"] == "train_draft")
     assert training["failures"] == [{"line": "it has diverged", "where": "/w/train_draft.log"}]
 
@@ -118,6 +119,43 @@ def test_watch_tells_what_changes_and_ends_with_the_run(root: Path) -> None:
     assert "train_draft: failed" in rest
     # What has not changed is not told again.
     assert "get_target" not in rest
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_watch_waits_for_a_run_that_is_not_there_yet(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, named: bool
+) -> None:
+    """It says so, and watches it once it is there: from its folders on, not from the first of its jobs."""
+    empty = tmp_path_factory.mktemp("empty")
+    which = ["--results", "results/demo"] if named else []
+    process = subprocess.Popen(
+        [sys.executable, "-m", "draftsmith", "status", "--watch", "--json", "--every", "0.2", *which], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, cwd=empty, env=_ENVIRONMENT,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    reason, said = process.stderr.readline(), process.stderr.readline()
+    assert ("results/demo: no such run" if named else "no run has left results or logs here") in reason
+    assert said == "waiting until it is there; Ctrl-C leaves\n"
+    (empty / "logs/demo").mkdir(parents=True)
+    first = json.loads(process.stdout.readline())
+    assert {job["state"] for job in first["jobs"]} == {"waiting"}
+    shutil.copytree(root / "logs/demo", empty / "logs/demo", dirs_exist_ok=True)
+    told, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, "")
+    states = {job["stage"]: job["state"] for job in json.loads(told.splitlines()[-1])["jobs"]}
+    assert states["train_draft"] == "failed"
+
+
+def test_ctrl_c_ends_the_waiting(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "draftsmith", "status", "--watch"], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=_ENVIRONMENT
+    )  # fmt: skip
+    assert process.stderr is not None
+    lines = [process.stderr.readline(), process.stderr.readline()]
+    process.send_signal(signal.SIGINT)
+    assert (process.communicate(timeout=60)[1], process.returncode) == ("", 0)
+    assert "Ctrl-C leaves" in lines[1]
 
 
 def test_watch_as_json_is_an_object_a_line(root: Path) -> None:

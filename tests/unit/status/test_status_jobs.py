@@ -62,7 +62,7 @@ def test_nothing_has_begun(root: Path) -> None:
     assert {each.state for each in found.jobs} == {"waiting"}
     names = [each.name for each in found.jobs]
     assert names[0] == "get_target"
-    assert names[-1] == "report"
+    assert names[-2:] == ["report", "gate"]
     # It is a part of runs that the config asks for alone.
     assert "regenerate" not in names
     assert found.over
@@ -243,8 +243,17 @@ def test_a_huge_manifest_is_not_read(root: Path, monkeypatch: pytest.MonkeyPatch
     [
         ("10:00:00 evaluate: plain\n10:00:01 error: too low\n  - a cause\n", "too low"),
         (
-            "10:00:01 error: Traceback (most recent call last):\n  File 'x', line 1, in f\n    g()\nValueError: \nnot this\n",
-            "ValueError: ",
+            "10:00:01 error: too low; likely causes:\n  - 6 of 20 prompts are alike\n  - another\n",
+            "too low; likely causes: 6 of 20 prompts are alike",
+        ),
+        ("10:00:01 error: too low; likely causes:\n10:00:02 evaluate: over\n", "too low; likely causes:"),
+        (
+            "10:00:01 error: Traceback (most recent call last):\n  File 'x', line 1, in f\n    g()\nValueError: bad\nnot this\n",
+            "ValueError: bad",
+        ),
+        (
+            "10:00:01 error: Traceback (most recent call last):\n  File 'x', line 1, in f\n    g()\nValueError: \nat row 7\n",
+            "ValueError: at row 7",
         ),
     ],
 )  # fmt: skip

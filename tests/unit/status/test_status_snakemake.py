@@ -105,6 +105,51 @@ def test_logs_of_other_runs_are_passed_over(tmp_path: Path) -> None:
     assert log.queued == {}
 
 
+# Logs of `snakemake --report`, which names what it adds, and of a run that finds all done: no job of the run is in them.
+_REPORT = """\
+Building DAG of jobs...
+Creating report...
+Missing metadata for file results/demo/target.json.
+Adding report.html (2 MB).
+"""
+_NOTHING = """\
+  Command: snakemake --configfile results/demo/mine.yaml
+Building DAG of jobs...
+Nothing to be done (all requested files are present and up to date).
+"""
+
+
+def test_other_commands_in_the_folder_leave_the_runs_log_alone(tmp_path: Path) -> None:
+    """However many of them there were since."""
+    path = written(tmp_path, _LOCAL, age=3600)
+    for place in range(12):
+        written(
+            tmp_path, (_REPORT, _NOTHING, "Unlocked working directory.\n")[place % 3], f"2026-11-30T0201{place:02}.0"
+        )
+    found = status(tmp_path / "results/demo")
+    assert found.snakemake is not None
+    assert (found.snakemake.log, found.snakemake.finished, found.snakemake.total) == (str(path), 6, 12)
+    assert below(found)[-1].startswith("Snakemake has ended: 6 of 12 steps done")
+
+
+def test_a_run_that_reads_from_this_one_is_another(tmp_path: Path) -> None:
+    path = written(tmp_path, _LOCAL)
+    other = _LOCAL.replace("demo", "second").replace("results/second/target.json", "results/demo/draft/config.json")
+    written(tmp_path, other, "2026-11-30T020000.000000")
+    log = snakemake_log.read(tmp_path, "demo")
+    assert log is not None
+    assert log.summary.log == str(path)
+
+
+def test_the_logs_of_failed_jobs_do_not_hide_whose_run_it_is(tmp_path: Path) -> None:
+    """Snakemake shows them within its own; here longer than all that it says itself."""
+    path = written(tmp_path, _LOCAL + "a line of a log\n" * 20_000 + "Complete log(s): x\n")
+    log = snakemake_log.read(tmp_path, "demo")
+    assert log is not None
+    assert (log.summary.log, log.summary.total) == (str(path), 12)
+    assert log.failed == {("extract_shard", "2-of-2"): "Error in rule extract_shard"}
+
+
 # What Snakemake shows of a failed job on Slurm, whose own Snakemake has ended; then it goes on.
 _FAREWELL = (
     "Shutting down, this might take some time.\nExiting because a job execution failed. Look above for error messages\n"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import shutil
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -185,14 +188,66 @@ def test_damage_after_publication_is_found_by_its_time(tmp_path: Path) -> None:
 def test_damage_that_leaves_no_trace_in_the_times_is_found_by_training(tmp_path: Path) -> None:
     """The journal vouches for the file until a reader has met the damage; then its rows are missing."""
     path = write_batch(tmp_path)
-    Journal(tmp_path).add(path)
-    before = path.stat()
     flipped_data(path)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    # A disk that loses a bit later changes no time either.
+    Journal(tmp_path).add(path)
     assert set(store.trusted(tmp_path, KEY, IDS).rows) == set(IDS)
     with pytest.raises(StoreError, match="--forcerun extract_shard"):
         reader(path, key=KEY).row(IDS[2])
     assert store.trusted(tmp_path, KEY, IDS).rows == {}
+
+
+@pytest.mark.parametrize("command", [["cp", "-a"], ["rsync", "-a"]], ids=lambda command: command[0])
+def test_a_copy_of_the_store_is_read_once(tmp_path: Path, readings: list[str], command: list[str]) -> None:
+    """It keeps names, times and the journal, and may not be what was verified."""
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"{command[0]} is not installed")
+    path = write_batch(tmp_path / "old")
+    Journal(tmp_path / "old").add(path)
+    subprocess.run([*command, f"{tmp_path}/old/.", f"{tmp_path}/new/"], check=True)
+    copy = tmp_path / "new" / path.name
+    assert copy.stat().st_mtime_ns == path.stat().st_mtime_ns
+    for _ in range(2):
+        assert set(store.trusted(tmp_path / "new", KEY, IDS).rows) == set(IDS)
+        assert readings == [path.name]
+
+
+def test_a_store_that_is_moved_on_its_disk_is_not_read_again(tmp_path: Path, readings: list[str]) -> None:
+    path = write_batch(tmp_path / "old")
+    Journal(tmp_path / "old").add(path)
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert set(store.trusted(tmp_path / "new", KEY, IDS).rows) == set(IDS)
+    assert readings == []
+
+
+def test_a_line_of_an_older_version_vouches_for_nothing(tmp_path: Path, readings: list[str]) -> None:
+    path = write_batch(tmp_path)
+    (tmp_path / ".verified").mkdir()
+    known = {"name": path.name, "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns}
+    (tmp_path / ".verified" / "host-1.jsonl").write_text(json.dumps(known) + "\n")
+    assert set(store.trusted(tmp_path, KEY, IDS).rows) == set(IDS)
+    assert readings == [path.name]
+
+
+def test_a_journal_of_another_user_that_may_not_be_read_only_costs_time(
+    tmp_path: Path, readings: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_batch(tmp_path)
+    Journal(tmp_path).add(path)
+    (theirs,) = (tmp_path / ".verified").iterdir()
+    theirs.rename(tmp_path / ".verified" / "host-of-another-1.jsonl")
+    read = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path.name == "host-of-another-1.jsonl":
+            raise PermissionError(13, "Permission denied")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    for _ in range(2):
+        assert set(store.trusted(tmp_path, KEY, IDS).rows) == set(IDS)
+    assert readings == [path.name]
+    assert "host-of-another-1.jsonl: cannot be read (Permission denied)" in capfd.readouterr().err
 
 
 def test_half_a_line_of_a_killed_process_is_no_line(tmp_path: Path, readings: list[str]) -> None:

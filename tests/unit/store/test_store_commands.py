@@ -18,9 +18,10 @@ from typer.testing import CliRunner
 from draftsmith import cli, store
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import write_json
+from draftsmith.processes.run_mark import here
 
 OTHER = store.fingerprint("another", [1], "float32")
-HOST = socket.gethostname()
+HERE = f"{socket.gethostname()}@{here()}"
 
 
 def call(*arguments: object, code: int = 0) -> str:
@@ -136,7 +137,7 @@ def test_stats(folder: Path) -> None:
     second = write_batch(folder / KEY, [ROWS[1], [11, 12]], vllm="0.32")
     os.utime(second, (time.time(), 4e9))
     store.Journal(folder / KEY).add(second)
-    staging(folder / KEY, f"1-of-2-{HOST}-{gone()}")
+    staging(folder / KEY, f"1-of-2-{HERE}-{gone()}")
     flipped_data(second_damaged := write_batch(folder / KEY, [[13]]))
     store.trusted(folder / KEY, KEY, [store.row_id([13])])
     (folder / KEY / "ab.safetensors").write_text("notes")
@@ -188,7 +189,7 @@ def test_stats_knows_stores_of_former_versions(folder: Path) -> None:
 
 
 def test_clean_shows_and_removes_nothing(folder: Path) -> None:
-    dead = staging(folder / KEY, f"1-of-1-{HOST}-{gone()}")
+    dead = staging(folder / KEY, f"1-of-1-{HERE}-{gone()}")
     before = sorted(folder.rglob("*"))
     for asked in (
         [],
@@ -205,18 +206,20 @@ def test_clean_shows_and_removes_nothing(folder: Path) -> None:
 
 
 def test_clean_removes_the_staging_of_the_dead_alone(folder: Path) -> None:
-    alive = staging(folder / KEY, f"1-of-2-{HOST}-{os.getpid()}")
+    alive = staging(folder / KEY, f"1-of-2-{HERE}-{os.getpid()}")
     elsewhere = staging(folder / KEY, f"1-of-2-another-host-{gone()}")
     unknown = staging(folder / KEY, "notes")
-    dead = staging(folder / OTHER, f"2-of-2-{HOST}-{gone()}")
+    container = staging(folder / KEY, f"1-of-2-{socket.gethostname()}@0123abcd-{gone()}")
+    dead = staging(folder / OTHER, f"2-of-2-{HERE}-{gone()}")
     found = as_json("clean", folder, "--staging", "--yes")
     assert {item["path"]: (item["removable"], item["removed"], item["bytes"]) for item in found["items"]} == {
         str(alive): (False, False, 1000),
         str(elsewhere): (False, False, 1000),
         str(unknown): (False, False, 1000),
+        str(container): (False, False, 1000),
         str(dead): (True, True, 1000),
     }
-    assert [path.exists() for path in (alive, elsewhere, unknown, dead)] == [True, True, True, False]
+    assert [path.exists() for path in (alive, elsewhere, unknown, container, dead)] == [True] * 4 + [False]
     assert len(list(folder.rglob("*.safetensors"))) == 2
 
 
@@ -245,7 +248,7 @@ def test_clean_removes_a_named_fingerprint(folder: Path) -> None:
 
 @pytest.mark.parametrize("owner", ["alive", "elsewhere"])
 def test_a_fingerprint_that_is_being_written_stays(folder: Path, owner: str) -> None:
-    name = f"1-of-1-{HOST}-{os.getpid()}" if owner == "alive" else "1-of-1-another-7"
+    name = f"1-of-1-{HERE}-{os.getpid()}" if owner == "alive" else "1-of-1-another-7"
     staging(folder / OTHER, name)
     assert refusal("clean", folder, "--fingerprint", OTHER, "--yes").startswith(f"{folder / OTHER}: stays, as ")
     call("clean", folder, "--others", "--keep", KEY, "--yes")
@@ -273,7 +276,7 @@ def test_what_clean_does_not_do(folder: Path, arguments: list[str], said: str) -
 @pytest.mark.parametrize("kind", ["fingerprint", "staging", "damaged"])
 def test_clean_follows_no_link_out_of_the_store(folder: Path, tmp_path: Path, kind: str) -> None:
     outside = tmp_path / "outside"
-    name = f"1-of-1-{HOST}-{gone()}"
+    name = f"1-of-1-{HERE}-{gone()}"
     (outside / name).mkdir(parents=True)
     (outside / "x.safetensors").write_text("mine")
     asked: list[object] = [f"--{kind}"]

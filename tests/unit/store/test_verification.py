@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from batches import DAMAGE, IDS, KEY, ROWS, flip, flipped_data, of_format_1, write_batch
+from batches import DAMAGE, IDS, KEY, ROWS, flip, flipped_data, of_format_1, reader, write_batch
 
 from draftsmith import store
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import write_json
-from draftsmith.store import DamagedFile, verification
+from draftsmith.store import DamagedFile, UnreadableFile, head, verification
 from draftsmith.store.audit import Audit, audit
 from draftsmith.store.tables import Progress
 
@@ -53,13 +55,84 @@ def test_examine_tells_without_raising(tmp_path: Path, damage: Callable[[Path], 
     assert str(verdict.error).startswith(str(path))
 
 
-def test_a_disk_that_does_not_give_its_bytes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+FAULTS = {
+    errno.EIO: "look after its disk or file server, or, if it never can be read, move it to ",
+    errno.ESTALE: "look after its disk or file server, or, if it never can be read, move it to ",
+    errno.EMFILE: r"raise the limit of open files \(ulimit -n\), or name fewer threads",
+    errno.EACCES: "let its owner make the store readable for all who share it",
+}
+
+
+class Broken(io.BytesIO):
+    """A file of which a read ends in an error of the operating system."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__()
+        self._error = OSError(code, os.strerror(code))
+
+    def read(self, *_: object) -> bytes:
+        raise self._error
+
+
+@pytest.mark.parametrize("code", FAULTS, ids=lambda code: errno.errorcode[code])
+@pytest.mark.parametrize("where", ["stat", "open", "head", "states", "map"])
+def test_what_cannot_be_read_is_no_damage_and_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, where: str
+) -> None:
+    """Faults of the machine: the same file is sound when it is read again."""
+    path = write_batch(tmp_path)
+    opened = reader(path, key=KEY)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as broken:
+        if where == "stat":
+            stat = type(path).stat
+            broken.setattr(type(path), "stat", lambda one, **how: fail() if one == path else stat(one, **how))
+        elif where == "open":
+            broken.setattr(head, "open", fail, raising=False)
+        elif where == "head":
+            broken.setattr(head, "open", lambda *_: Broken(code), raising=False)
+        elif where == "states":
+            broken.setattr(verification, "_compare", fail)
+        else:
+            broken.setattr("mmap.mmap", fail)
+        if where in ("open", "head", "map"):
+            with pytest.raises(UnreadableFile, match=FAULTS[code]) as error:
+                opened.row(IDS[0])
+            assert store.AGAIN not in str(error.value)
+        if where != "map":
+            with pytest.raises(UnreadableFile, match=FAULTS[code]):
+                store.trusted(tmp_path, KEY, IDS)
+        if where in ("open", "head"):
+            with pytest.raises(UnreadableFile, match=FAULTS[code]):
+                store.scan(tmp_path, KEY)
+    assert path.exists()
+    assert not (tmp_path / ".damaged").exists()
+    assert set(store.trusted(tmp_path, KEY, IDS).rows) == set(IDS)
+
+
+def test_a_file_that_cannot_be_read_again_is_not_moved_by_the_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_batch(tmp_path)
+    flipped_data(path)
+    opened = reader(path, key=KEY)
+
     def fail(*_: object) -> None:
-        raise OSError(5, "Input/output error")
+        raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(verification, "_compare", fail)
-    with pytest.raises(DamagedFile, match="cannot be read \\(Input/output error\\)"):
-        verification.verify(write_batch(tmp_path), KEY)
+    with pytest.raises(store.StoreError, match="do not have their checksum, and now .*Input/output error"):
+        opened.row(IDS[2])
+    assert path.exists()
+
+
+def test_a_folder_with_the_name_of_a_batch_is_foreign(tmp_path: Path) -> None:
+    (tmp_path / "ab.safetensors").mkdir()
+    assert "is a folder; it is moved to" in store.trusted(tmp_path, KEY, IDS).bad["ab.safetensors"]
+    assert (tmp_path / ".damaged" / "ab.safetensors").is_dir()
 
 
 # ---- a whole store ----
@@ -109,12 +182,10 @@ def test_damage_is_named_and_left_where_it_is(tmp_path: Path) -> None:
 
 
 def test_what_was_read_need_not_be_read_again_and_what_is_damaged_is(tmp_path: Path) -> None:
-    """Even where the journal vouched for the file, whose size and time tell nothing."""
+    """Even where the journal vouched for the file as it is."""
     folder, path, other = store_of_two(tmp_path)
-    store.Journal(folder / KEY).add(path)
-    before = path.stat()
     flipped_data(path)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    store.Journal(folder / KEY).add(path)
     assert set(IDS) <= set(store.trusted(folder / KEY, KEY, IDS).rows)
     read(folder)
     assert {name for name, _ in store.Journal(folder / KEY).read()} == {other.name}

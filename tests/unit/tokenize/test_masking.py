@@ -272,10 +272,10 @@ def test_all_methods_find_the_same(template: str, method: Method) -> None:
 
 def test_disagreement_shows_the_row() -> None:
     given = chat(chats.TAGGED_WRONG)
-    sample = talk("hi", "The answer", name="row-5")
+    sample = talk("hi", "The answer", where="a.jsonl, line 5")
     with pytest.raises(
         DraftsmithError,
-        match=r"row-5 \(test\).*prefix finds 'The answer<.*generation_tags finds ' answer<.*tokenize\.mask: prefix",
+        match=r"^a\.jsonl, line 5: .*prefix finds 'The answer<.*generation_tags finds ' answer<.*tokenize\.mask: prefix",
     ):
         choose(given, [sample])
     assert choose(given, [sample], "generation_tags")[0] == "generation_tags"
@@ -297,8 +297,9 @@ def test_the_next_method_is_taken_where_prefixes_cannot_be_rendered() -> None:
 
 def test_a_template_that_never_writes_answers() -> None:
     silent = "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}"
-    with pytest.raises(DraftsmithError, match=r"in none of the first 1 conversations .*prefix: c: not_aligned"):
-        choose(chat(silent), [talk("hi", "a")])
+    said = r"in none of the first 1 conversations .*prefix: a\.jsonl, line 2: not_aligned"
+    with pytest.raises(DraftsmithError, match=said):
+        choose(chat(silent), [talk("hi", "a", where="a.jsonl, line 2")])
 
 
 def test_a_tokenizer_without_template() -> None:

@@ -7,6 +7,7 @@ import itertools
 import random
 import tracemalloc
 from array import array
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -96,8 +97,8 @@ def test_tokens_are_compared_too() -> None:
 def left(conversations: list[Conversation], threshold: float = 0.8) -> dict[str, tuple[str, float]]:
     near = NearDuplicates()
     for number, given in enumerate(conversations):
-        near.add(number, given, signature(given), 1)
-    return {one.place.split()[-1]: (kept.place.split()[-1], similar) for one, kept, similar in near.find(threshold)}
+        near.add(number, replace(given, where=given.conversation_id), signature(given), 1)
+    return {one.where: (kept.where, similar) for one, kept, similar in near.find(threshold)}
 
 
 def lot(size: int, seed: int) -> list[Conversation]:

@@ -32,7 +32,7 @@ def test_rows_and_report(bench: Bench) -> None:
     )
     rows = bench.rows
     assert list(rows.columns) == [
-        "row_id", "conversation_id", "source", "domain", "split", "input_ids", "span_starts", "span_ends", "length", "supervised", "repeats",
+        "row_id", "conversation_id", "source", "domain", "split", "input_ids", "span_starts", "span_ends", "length", "supervised", "repeats", "cut",
     ]  # fmt: skip
     assert list(rows.conversation_id) == ["a", "b"]
     assert list(rows.domain) == ["chat", "data"]
@@ -130,7 +130,7 @@ def test_duplicates_and_reasons(bench: Bench) -> None:
     assert report["conversations"] == 5
     assert report["rows"] == 1
     assert report["dropped"] == {"duplicate": 1, "unknown_role": 1, "no_answer": 1, "empty_answer": 1}
-    assert report["dropped_examples"]["duplicate"].endswith("data.jsonl, again")
+    assert report["dropped_examples"]["duplicate"].endswith("data.jsonl, line 2")
     assert report["dropped_examples"]["unknown_role"].endswith("data.jsonl, line 3: 'critic'")
     with pytest.raises(
         DraftsmithError, match=r"3 of 5 conversations cannot be used, .*unknown_role 1 .*no_answer 1 .*empty_answer 1"

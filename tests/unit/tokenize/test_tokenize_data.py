@@ -13,6 +13,7 @@ import pytest
 import chats
 from draftsmith import tokenize
 from draftsmith.errors import DraftsmithError
+from draftsmith.report.sections import left_out
 from tokenize_bench import Bench, conversation, many
 
 WORDS = ["The answer is", "what is it", "hello hello", "system model user", "it is the answer"]
@@ -67,7 +68,7 @@ def test_given_tokens_are_cut_and_counted_like_others(bench: Bench) -> None:
         "token_out_of_range": 1, "mask_all_zero": 1, "mask_all_one": 1, "mask_length": 1, "bad_loss_mask": 1, "bad_input_ids": 1,
         "duplicate": 2,
     }  # fmt: skip
-    assert report["dropped_examples"]["token_out_of_range"].endswith("data.jsonl, unknown: 320 of 320")
+    assert report["dropped_examples"]["token_out_of_range"].endswith("data.jsonl, line 3: 320 of 320")
     assert report["dropped_examples"]["mask_length"].endswith("line 7: 2 ids and a mask of 3")
     found = bench.rows.set_index("conversation_id")
     assert set(found.index) == {"long", "short", "behind", "first"}
@@ -131,6 +132,88 @@ def test_every_source_is_in_the_report(bench: Bench) -> None:
     taken = rows[rows.split == "train"]
     assert report["packing"]["rows_per_pass"] == int(taken.repeats.sum())
     assert report["packing"]["tokens_per_pass"] == int((taken.repeats * taken.length).sum())
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_what_was_read_of_a_source_is_the_sum_of_what_became_of_it(bench: Bench) -> None:
+    """By hand, also where conversations of two sources ask the same; and so the table on the page."""
+    first = [
+        conversation("hi", "A"), conversation("hi", "A"), conversation("q", ""), {"messages": [{"role": "x"}]},
+        conversation("what", "A", split="evaluation"), conversation("what", "B"),
+        conversation("is", "A", split="train"), conversation("is", "B", split="validation"),
+    ]  # fmt: skip
+    second = [conversation("what", "C"), conversation("hi", "A"), conversation("it", "A"), conversation("what", "D")]
+    found = {"a": first, "b": second, "c": many(40), "d": lots()}
+    sources = [{"path": str(lines(bench.folder / f"{name}.jsonl", rows))} for name, rows in found.items()]
+    sources[2]["weight"] = 0.25
+    report = bench.run([], sources=sources, near_duplicates=0.8, max_length=2048)
+    names = ("read", "kept", "unusable", "duplicates", "same_prompt", "not_sampled")
+    counts = [[source[name] for name in names] for source in report["sources"]]
+    assert counts[0] == [8, 3, 2, 1, 2, 0]
+    assert counts[1] == [4, 1, 0, 1, 2, 0]
+    kept = counts[2][1]
+    assert 3 <= kept <= 25
+    assert counts[2] == [40, kept, 0, 0, 0, 40 - kept]
+    assert counts[3] == [13, 7, 0, 6, 0, 0]
+    assert sum(report["dropped"].values()) == sum(sum(found[2:]) for found in counts)
+    table = left_out.sources(report)
+    assert table is not None
+    assert list(table.head[3:9]) == ["Read", "Kept", "Unusable", "Duplicates", "Same prompt", "Not sampled"]
+    assert [[int(str(cell)) for cell in row[3:9]] for row in table.rows] == counts
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_prompts_that_are_left_out_are_no_loss_to_the_sum(bench: Bench, order: int) -> None:
+    """One is too long to be asked, and of another the one that was to be asked is a near duplicate of its like."""
+    long = conversation("x" * 600, "A", split="evaluation")
+    alike = [conversation("tell me", f"{sentence(1)} {n}", split="evaluation") for n in range(2)]
+    report = bench.run([*many(3), long, *alike[::order], *alike], near_duplicates=0.8)
+    [source] = report["sources"]
+    parts = ("kept", "unusable", "duplicates", "same_prompt", "not_sampled")
+    assert source["read"] == 8 == sum(source[name] for name in parts)
+    assert source["duplicates"] == 3
+    assert report["dropped"]["near_duplicate"] == 1
+
+
+def test_a_row_of_a_folder_is_told_by_its_file_and_line(bench: Bench) -> None:
+    """Whatever it was left out for, in the same words."""
+    folder = bench.folder / "odd" / "f"
+    lines(folder / "a.jsonl", [conversation("hi", "A")])
+    lines(folder / "b.jsonl", [conversation("q", "")])
+    lines(folder / "c.jsonl", [conversation("hi", "A"), {"messages": [{"role": "x"}]}])
+    lines(folder / "d.jsonl", [conversation("what", "A", id="mine", split="evaluation"), conversation("what", "B")])
+    source = [{"path": str(folder)}]
+    report = bench.run([], sources=source)
+    assert report["dropped_examples"] == {
+        "empty_answer": f"{folder}/b.jsonl, line 1: message 2", "duplicate": f"{folder}/c.jsonl, line 1",
+        "unknown_role": f"{folder}/c.jsonl, line 2: 'x'", "evaluation_prompt": f"asking as {folder}/d.jsonl, line 1",
+    }  # fmt: skip
+    assert list(bench.rows.conversation_id) == [f"{folder}/a.jsonl:1"]
+    assert report["served_sample"][0]["where"] == f"{folder}/a.jsonl, line 1"
+
+
+def test_what_a_conversation_is_called_has_no_say_in_its_split(bench: Bench) -> None:
+    """In one file, in a folder of three, or with ids: the same rows and prompts of each split."""
+    rows = [conversation(f"what is {n}", f"The answer is {n}", domain="d") for n in range(30)]
+    settings: dict[str, Any] = {"evaluation_per_domain": 4, "validation_fraction": 0.3}
+    for place in range(3):
+        lines(bench.folder / "three" / f"{place}.jsonl", rows[10 * place : 10 * place + 10])
+    seen = []
+    for given in (
+        lines(bench.folder / "one.jsonl", rows), bench.folder / "three",
+        lines(bench.folder / "named.jsonl", [row | {"id": f"i{place}"} for place, row in enumerate(rows)]),
+    ):  # fmt: skip
+        bench.run([], sources=[{"path": str(given)}], **settings)
+        splits = dict(zip(bench.rows.row_id, bench.rows.split, strict=True))
+        seen.append((splits, [prompt["prompt_id"] for prompt in bench.prompts]))
+    assert set(seen[0][0].values()) == {"train", "validation"}
+    assert len(seen[0][1]) == 4
+    assert seen[0] == seen[1] == seen[2]
 
 
 def test_a_weight_changes_no_row(bench: Bench) -> None:
@@ -219,8 +302,11 @@ def test_near_duplicates_are_left_out_whatever_the_order(bench: Bench) -> None:
     assert sum(name.startswith("1-") for name in kept) == sum(name.startswith("2-") for name in kept) == 1
     assert len(kept) == 7
     example = report["dropped_examples"]["near_duplicate"]
-    [like] = [name for name in kept if name.startswith(example.split(", ")[1][:2])]
-    assert example.endswith(f" of {bench.data}, {like}")
+    given = [row["id"] for row in lots()]
+    out = given[int(example.split(": ")[0].removeprefix(f"{bench.data}, line ")) - 1]
+    [like] = [name for name in kept if name.startswith(out[:2])]
+    assert out not in kept
+    assert example.endswith(f" of {bench.data}, line {given.index(like) + 1}")
     assert 0.8 <= float(example.split(": ")[1].split()[0]) <= 1
     assert report["sources"][0]["kept"] == 7
     bench.run(lots()[::-1], **settings)
@@ -259,6 +345,17 @@ def test_policies_of_truncation(bench: Bench) -> None:
     assert report["dropped_examples"]["over_max_length"].endswith(f"{full} tokens")
     with pytest.raises(DraftsmithError, match="over_max_length 1"):
         bench.run([whole, conversation("hi", "it")], dropped=0.4, max_length=full - 1, truncate="drop")
+
+
+@pytest.mark.parametrize("truncate", ["cut", "turn"])
+def test_rows_that_were_cut_are_counted_and_marked(
+    bench: Bench, capfd: pytest.CaptureFixture[str], truncate: str
+) -> None:
+    rows = [conversation("hi", "x" * 10, "what?", "y" * 200), conversation("hi", "it"), conversation("is", "it")]
+    bench.run(rows, max_length=60, truncate=truncate)
+    assert list(bench.rows.cut) == [True, False, False]
+    said = "3 conversations gave 3 rows (one a conversation, 1 of them cut at tokenize.max_length) of"
+    assert said in capfd.readouterr().err
 
 
 def test_filters_by_length_and_turns(bench: Bench) -> None:

@@ -65,6 +65,39 @@ def test_damaged_is_passed_over_and_removed_with_one_line(folder: Path, damage: 
     assert checkpoints.newest(folder) == folder / "checkpoint-10"
 
 
+@pytest.mark.parametrize(
+    ("mark", "why"),
+    [
+        ('"notes": {"fingerprint": "abc"}', "it is of another training (abc)"),
+        ('"notes": {"step": 10}', "it is of step 10"),
+        ('"else": {}', "complete.json has no notes"),
+    ],
+)
+def test_another_trainings_is_told_passed_over_and_left_alone(folder: Path, mark: str, why: str) -> None:
+    alien = folder / "checkpoint-100"
+    marked = (alien / "complete.json").read_text()
+    assert checkpoints.fault(alien) is None
+    listed = marked.split('"notes"')[0]
+    (alien / "complete.json").write_text(f"{listed}{mark}}}")
+    assert checkpoints.newest(folder) == folder / "checkpoint-10"
+    assert checkpoints.remove_broken(folder) == [f"{alien}: {why}; it is passed over and left alone"]
+    # It neither counts among those that are kept nor goes with the others.
+    checkpoints.keep_newest(folder, 1)
+    assert [path.name for path in checkpoints.checkpoints(folder)] == ["checkpoint-10", "checkpoint-100"]
+    # The same step of this training takes its name, not its place.
+    staged = folder / checkpoints.STAGING / "checkpoint-100"
+    staged.mkdir(parents=True)
+    checkpoints.publish(staged, folder, {"fingerprint": folder.name, "step": 100})
+    assert checkpoints.newest(folder) == alien
+    (aside,) = folder.glob("checkpoint-100-of-another-training-*")
+    assert (aside / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_those_beyond_the_last_step_neither_count_nor_go(folder: Path) -> None:
+    checkpoints.keep_newest(folder, 1, last=10)
+    assert [path.name for path in checkpoints.checkpoints(folder)] == ["checkpoint-10", "checkpoint-100"]
+
+
 def test_what_was_being_saved_is_no_checkpoint_and_goes(folder: Path) -> None:
     staged = folder / checkpoints.STAGING / "checkpoint-200"
     staged.mkdir()

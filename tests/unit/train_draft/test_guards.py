@@ -15,6 +15,8 @@ from torch import nn
 from draftsmith.errors import DraftsmithError
 from draftsmith.train_draft import judge
 from draftsmith.train_draft.guard import Guard
+from draftsmith.train_draft.outcome import history_of
+from draftsmith.train_draft.plan import make_plan
 from draftsmith.train_draft.trainer import DraftTrainer
 
 Make = Callable[..., Any]
@@ -94,6 +96,30 @@ def test_a_draft_that_has_diverged_is_not_skipped_for_ever() -> None:
         guard.look_at_gradient(NAN, nn.Linear(1, 1), 10)
 
 
+def test_ten_steps_with_bad_states_are_not_called_a_diverged_draft() -> None:
+    guard = Guard("skip")
+    bad = _pack("good", "bad")
+    bad.aux[2, 0] = float("nan")
+    for step in range(1, 11):
+        assert not guard.look_at_loss(bad, NAN)
+        if step < 10:
+            assert not guard.look_at_gradient(NAN, nn.Linear(1, 1), step)
+    with pytest.raises(DraftsmithError, match=r"these rows are not finite: bad; .*; 10 steps in a row were left out$"):
+        guard.look_at_gradient(NAN, nn.Linear(1, 1), 10)
+
+
+def test_a_draft_that_diverged_is_told_though_the_last_step_had_a_bad_row() -> None:
+    guard = Guard("skip")
+    for step in range(1, 10):
+        guard.look_at_loss(_pack("sound"), NAN)
+        guard.look_at_gradient(NAN, nn.Linear(1, 1), step)
+    bad = _pack("bad")
+    bad.final[0, 0] = float("nan")
+    guard.look_at_loss(bad, NAN)
+    with pytest.raises(DraftsmithError, match=r"rows are not finite: bad; .*not all of them for such rows: .*diverged"):
+        guard.look_at_gradient(NAN, nn.Linear(1, 1), 10)
+
+
 def test_training_goes_on_without_a_bad_row_and_counts(make_run: Make, capsys: pytest.CaptureFixture[str]) -> None:
     """Row 4 of 16 has a NaN: in each of two passes the step of its pack is left out, and nothing else is touched."""
 
@@ -107,10 +133,24 @@ def test_training_goes_on_without_a_bad_row_and_counts(make_run: Make, capsys: p
     skipped = {entry["step"] for entry in report["skipped"]}
     assert len(skipped) == 2
     assert all("grad_norm" in entry for entry in report["history"] if entry["step"] not in skipped | {0})
-    assert not any("grad_norm" in entry for entry in report["history"] if entry["step"] in skipped)
+    # A step that was left out has no figures of its own, not a loss of nothing.
+    for figure in ("grad_norm", "loss", "accuracy"):
+        assert not any(figure in entry for entry in report["history"] if entry["step"] in skipped)
+        assert all(figure in entry for entry in report["history"] if entry["step"] not in skipped | {0})
     weights = load_file(run.folder / "out" / "draft.safetensors")
     assert all(bool(torch.isfinite(tensor).all()) for tensor in weights.values())
-    assert capsys.readouterr().err.count("the step is left out") == 2
+    lines = capsys.readouterr().err
+    assert lines.count("the step is left out") == 2
+    assert lines.count("  left out  lr ") == 2
+    assert "loss 0.0000" not in lines
+    # A mean of two steps, one of which was left out, is the other's loss.
+    losses = {entry["step"]: entry["loss"] for entry in report["history"] if "loss" in entry}
+    pairs = run.train("pairs", "work-pairs", epochs=2, on_bad_loss="skip", logging_steps=2)
+    means = {entry["step"]: entry["loss"] for entry in pairs["history"] if "loss" in entry and entry["step"] > 2}
+    assert sum(len({step - 1, step} & skipped) for step in means) == 2
+    for step, mean in means.items():
+        kept = [losses[one] for one in (step - 1, step) if one in losses]
+        assert mean == pytest.approx(sum(kept) / len(kept), rel=1e-5)
     # A resumed training still knows of them.
     assert run.train(epochs=2, on_bad_loss="skip")["skipped"] == report["skipped"]
 
@@ -130,6 +170,20 @@ def test_the_best_is_the_longest_and_then_the_lowest() -> None:
     assert judge.best(history) == history[-1]
     assert judge.best(history[:4]) == history[2]
     assert judge.best([]) is None
+
+
+def test_a_validation_without_a_finite_loss_is_none() -> None:
+    """As an older version logged it: NaN, or nothing once it had been written as JSON, beside a length that means nothing."""
+    sound, longer = _entry(5, 1.8, 3.0), {"step": 10, "eval_acceptance_length": 2.9}
+    history = [sound, _entry(15, 3.0, float("nan")), longer, _entry(20, float("nan"), 1.0), _entry(25, 1.7, 2.0)]
+    assert judge.best(history) == sound
+    assert not judge.exhausted(history, 2)
+    assert judge.exhausted(history, 1)
+    assert judge.best(history[1:4]) is None
+    plan = make_plan([4] * 6, 4, seed=0, epochs=5, max_steps=None, group=1)
+    told = history_of(history, plan)
+    assert [(entry["step"], entry["eval_loss"]) for entry in told] == [(5, 3.0), (20, 1.0), (25, 2.0)]
+    assert judge.best(told)["step"] == 5
 
 
 def test_patience_counts_validations_after_the_best() -> None:
@@ -183,7 +237,7 @@ def test_a_lost_best_draft_is_told_and_the_last_one_written(make_run: Make, caps
     settings = {"epochs": 10, "eval_steps": 2, "learning_rate": 0.3, "early_stopping_patience": 1, "max_grad_norm": 1e9}
     first = run.train(**settings)
     assert first["best"]["step"] < first["steps"]
-    (best,) = (run.folder / "work").glob("*/best.safetensors")
+    (best,) = (run.folder / "work").glob("*/best-*.safetensors")
     best.unlink()
     report = run.train("again", **settings)
     assert report["best"]["step"] == report["steps"]

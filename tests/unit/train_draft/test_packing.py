@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import pytest
 
-from draftsmith.train_draft.plan import epoch_packs, figures, make_plan, pack_rows
+from draftsmith.train_draft.plan import epoch_packs, figures, make_plan, pack_rows, shared_out
 
 LENGTHS = [5, 3, 9, 4, 7, 2, 6, 8, 1, 10, 3, 5]
 
@@ -98,3 +99,23 @@ def test_a_step_is_the_same_packs_on_any_number_of_processes() -> None:
         for step in range(4):
             taken = [pack for packs in ranks for pack in packs[step * each : (step + 1) * each] if pack]
             assert sorted(taken) == sorted(plan.packs[step * 5 : step * 5 + 5])
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 8, 9])
+def test_every_process_takes_as_many_packs(count: int, world: int) -> None:
+    packs = [[number] for number in range(count)]
+    shares = [shared_out(packs, rank, world) for rank in range(world)]
+    assert {len(share) for share in shares} == {math.ceil(count / world)}
+    assert sorted(pack for share in shares for pack in share if pack) == packs
+
+
+def test_a_step_of_more_packs_than_were_asked_for_is_told() -> None:
+    """Six packs a pass: two passes are twelve, which a step of a hundred takes eight times over."""
+    lengths = [4] * 6
+    said = make_plan(lengths, 4, seed=0, epochs=2, max_steps=None, group=100).overfull(2)
+    assert said is not None
+    assert "100 packs are one step, and 2 passes over the rows (train.epochs) are 12 packs" in said
+    assert "takes 16.7 passes at once; lower train.packs_per_step" in said
+    for group in (1, 5, 12):
+        assert make_plan(lengths, 4, seed=0, epochs=2, max_steps=None, group=group).overfull(2) is None

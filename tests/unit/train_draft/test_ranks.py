@@ -20,6 +20,7 @@ from draftsmith import train_draft
 from draftsmith.config import parse
 from draftsmith.draft.config import DraftShape
 from draftsmith.draft.initial import initial_draft
+from draftsmith.draft.metrics import Tally
 from draftsmith.draft.slots import counted_slots
 from draftsmith.draft.teacher import Teacher
 from draftsmith.errors import DraftsmithError
@@ -27,9 +28,11 @@ from draftsmith.files import read_json
 from draftsmith.train_draft import ranks, weights
 from draftsmith.train_draft.arguments import arguments
 from draftsmith.train_draft.dataset import Example, Row
+from draftsmith.train_draft.guard import Guard
 from draftsmith.train_draft.objective import Objective
 from draftsmith.train_draft.packing import Pack, collate, empty_pack
 from draftsmith.train_draft.plan import make_plan
+from draftsmith.train_draft.trainer import DraftTrainer
 
 
 def _fail_on_rank_1(folder: Path) -> None:
@@ -91,9 +94,30 @@ def _sharded_step(folder: Path) -> None:
     # As the trainer has it: gradients are averaged over processes, and the loss is a share of all of them.
     (result.loss * 2).backward()
     gradients = {name: parameter.grad.full_tensor() for name, parameter in objective.named_parameters()}
+    validated = _validate(objective)
     whole = weights.whole(objective.draft)
     if ranks.rank() == 0:
-        torch.save({"loss": result.loss.detach(), "gradients": gradients, "weights": whole}, folder)
+        found = {"loss": result.loss.detach(), "gradients": gradients, "weights": whole, "validated": validated}
+        torch.save(found, folder)
+
+
+def _validate(objective: Objective) -> dict[str, Any]:
+    """The trainer's validation on one pack, whatever the number of processes: each of a sharded draft must take one."""
+    found: dict[str, Any] = {}
+    trainer = SimpleNamespace(
+        objective=objective,
+        guard=Guard("stop"),
+        validation=[[0]],
+        validation_rows=None,
+        args=SimpleNamespace(process_index=ranks.rank(), world_size=ranks.world_size(), device=torch.device("cpu")),
+        state=SimpleNamespace(global_step=1),
+        control=None,
+        callback_handler=SimpleNamespace(on_evaluate=lambda *_: None),
+        log=found.update,
+        _pack=lambda rows, numbers, pin: _packs()[0 if numbers else 1],
+        _stop_clock=lambda: None,
+    )
+    return found | DraftTrainer.evaluate(trainer)  # type: ignore[arg-type]
 
 
 def test_two_processes_train_as_one(make_run: Callable[..., Any]) -> None:
@@ -104,7 +128,7 @@ def test_two_processes_train_as_one(make_run: Callable[..., Any]) -> None:
     - empty: fewer packs than processes;
     - begun: ends early; one process, told to go on, then takes two packs a step, as noted in the checkpoint.
 
-    And a step with halves of weights and gradients on each (FSDP).
+    And a step with halves of weights and gradients on each (FSDP), and a validation of fewer packs than processes.
     """
     run = make_run()
     settings: dict[str, Any] = {"max_steps": 4, "eval_steps": 2}
@@ -148,6 +172,14 @@ def _check_sharded(found: dict[str, Any]) -> None:
         torch.testing.assert_close(found["gradients"][name], parameter.grad, msg=name)
     for name, tensor in objective.draft.state_dict().items():
         assert torch.equal(found["weights"][name], tensor), name
+    objective.eval()
+    tally = Tally(3)
+    result = objective(pack, pack.counts, True)
+    tally.add(pack, result.sums, result.hits)
+    expected = tally.metrics(0.8)
+    assert found["validated"].keys() == {f"eval_{name}" for name in expected}
+    for name, figure in expected.items():
+        assert found["validated"][f"eval_{name}"] == pytest.approx(figure), name
 
 
 def test_arguments_of_a_sharded_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import shutil
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.train_draft import checkpoints
 from draftsmith.train_draft import trainer as trainer_module
 from draftsmith.train_draft.trainer import DraftTrainer
+from training_run import files_end_at
 
 Make = Callable[..., Any]
 
@@ -75,17 +74,6 @@ def test_five_steps_kill_and_five_more_equal_ten(make_run: Make, monkeypatch: py
         torch.testing.assert_close(tensor, expected[name], atol=1e-6, rtol=1e-6, msg=name)
 
 
-@contextmanager
-def _files_end_at(size: int) -> Iterator[None]:
-    """No file of this process grows beyond ``size`` bytes: the kernel's own refusal, in whichever library is writing."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 @pytest.mark.parametrize("share", [0.5, 1.5], ids=["in the weights", "in the moments"])
 def test_full_disk_costs_no_finished_checkpoint(share: float, make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step 10 cannot be saved: one sentence, checkpoint 5 as it was, and the next run goes on from it."""
@@ -97,7 +85,7 @@ def test_full_disk_costs_no_finished_checkpoint(share: float, make_run: Make, mo
         if self.state.global_step < 10:
             save(self, *args)
         else:
-            with _files_end_at(int(4 * whole["params"] * share)):
+            with files_end_at(int(4 * whole["params"] * share)):
                 save(self, *args)
 
     with monkeypatch.context() as patch:

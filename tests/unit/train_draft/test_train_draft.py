@@ -271,7 +271,7 @@ def test_fingerprint_follows_what_changes_the_result(make_run: Make) -> None:
     others = [
         key(settings=run.config(learning_rate=1e-5).train),
         key(settings=run.config(norm_output=True).train),
-        key(target=target | {"fingerprint": "0"}),
+        key(target=target | {"states_fingerprint": "0"}),
         key(manifest=manifest | {"fingerprint": "1"}),
         key(manifest=manifest | {"layers": [1, 2, 4]}),
         key(rows=[Row("a", 9, (3,), (8,))]),

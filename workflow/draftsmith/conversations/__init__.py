@@ -64,7 +64,7 @@ class Conversation:
     Message keys are role, content (always a string), and where the source had them reasoning_content, tool_calls
     (arguments parsed), tool_call_id, name, truncated, and parts: the texts of a content of several. ``generated`` is what
     the stage regenerate noted. ``repeats`` tells how often a pass of training takes it, ``source_index`` its place in
-    ``data.sources``.
+    ``data.sources``; ``where`` is the file and line that it was read from, for messages.
     """
 
     conversation_id: str
@@ -76,6 +76,7 @@ class Conversation:
     generated: dict[str, Any] | None = None
     repeats: int = 1
     source_index: int = field(default=0, compare=False)
+    where: str = field(default="", compare=False)
     # Asked for again and again. Not handed on to a copy with other messages.
     _keys: dict[str, str] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -128,18 +129,19 @@ def normalise(raw: RawRow, source: str, domain: str) -> Conversation | Tokenised
         raise Unusable("unknown_split", repr(split))
     name = next(
         (str(row[key]) for key in _ID_KEYS if row.get(key) not in (None, "")),
-        f"{source}:{raw.place.rsplit(' ', 1)[-1]}",
+        raw.named(source),
     )
     source, domain = str(row.get("source") or source), str(row.get("domain") or domain)
     _check_writable(name, source, domain)
     split = None if split is None else _SPLITS[str(split).lower()]
     if given:
-        return Tokenised(name, source, domain, *given, split)
+        return Tokenised(name, source, domain, *given, split, where=raw.where)
     tools, generated = _tools(row.get("tools")), row.get("generated")
     noted = dict(generated) if isinstance(generated, dict) and _is_writable(generated) else {}
     repeats, of = noted.pop("repeats", 1), noted.pop(_OF, None)
     _check_writable(messages, tools)
-    found = Conversation(name, source, domain, messages, tools, split, noted or None, max(_whole(repeats), 1))
+    often = max(_whole(repeats), 1)
+    found = Conversation(name, source, domain, messages, tools, split, noted or None, often, where=raw.where)
     return found if of in (None, found.content_key()) else replace(found, generated=None)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -33,14 +33,20 @@ class Dropped:
 
 @dataclass
 class DropCount:
-    """How many conversations were left out for which reason, each with its first example."""
+    """How many conversations were left out for which reason, each with its first example.
+
+    ``by_source`` has the same counts for each place in ``data.sources`` that was given.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    by_source: defaultdict[int, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
 
-    def add(self, where: str, reason: str, detail: str = "") -> None:
-        """Count one conversation."""
+    def add(self, where: str, reason: str, detail: str = "", source: int | None = None) -> None:
+        """Count one conversation, ``where`` with its file and line, of the ``source`` at this place in ``data.sources``."""
         self.counts[reason] += 1
+        if source is not None:
+            self.by_source[source][reason] += 1
         self.examples.setdefault(reason, f"{where}: {detail}" if detail else where)
 
     def check(self, total: int, allowed: float, harmless: Sequence[str] = ()) -> None:

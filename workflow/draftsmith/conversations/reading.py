@@ -91,7 +91,7 @@ class Reader:
             )
 
     def _shaped(self, raw: RawRow, source: Source, domain: str, index: int) -> Given | Dropped:
-        where = f"{raw.file}, {raw.place}"
+        where = raw.where
         try:
             given = normalise(raw, source.path, domain)
         except Unusable as unusable:

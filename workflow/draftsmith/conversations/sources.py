@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,7 @@ from draftsmith.config import Source
 from draftsmith.conversations import hub
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import at_home
-
-_SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".parquet")
+from draftsmith.source_files import ENDINGS, within
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,29 @@ class RawRow:
     place: str
     value: Any
     fault: str = ""
+
+    @property
+    def where(self) -> str:
+        """File and place in words, as every message has them."""
+        return f"{self.file}, {self.place}"
+
+    def named(self, source: str) -> str:
+        """What the row is called, if it has no id of its own: `FILE:NUMBER`, with ``source`` as the config writes its path.
+
+        Of a source that is a folder, FILE goes on with the way to the file in it.
+        """
+        return f"{_called(source, self.file)}:{self.place.rsplit(' ', 1)[-1]}"
+
+
+@lru_cache(maxsize=1)
+def _called(source: str, file: str) -> str:
+    if file == source:
+        return source
+    try:
+        way = Path(file).relative_to(at_home(source))
+    except ValueError:
+        return source
+    return str(Path(source) / way) if way.parts else source
 
 
 def read_source(source: Source, index: int) -> Iterator[RawRow]:
@@ -62,27 +85,23 @@ def default_domain(source: Source) -> str:
     if source.path.startswith(hub.PREFIX):
         return hub.parts(source.path)[0].rsplit("/", 1)[-1]
     name = Path(source.path).name
-    return next((name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix)), name) or "default"
+    return next((name.removesuffix(suffix) for suffix in ENDINGS if name.endswith(suffix)), name) or "default"
 
 
 def files(path: Path, key: str) -> list[Path]:
     """The files of a local source, which the config's ``key`` names, by name; raises :class:`DraftsmithError` where there are none."""
     if path.is_dir():
-        found = sorted(
-            file
-            for file in path.rglob("*")
-            if file.name.endswith(_SUFFIXES) and not file.name.startswith(".") and not file.is_dir()
-        )
+        found = within(path)
         if not found:
-            raise DraftsmithError(f"{path}: the folder that {key} names holds no {', '.join(_SUFFIXES)} files")
+            raise DraftsmithError(f"{path}: the folder that {key} names holds no {', '.join(ENDINGS)} files")
         for file in found:
             _check_link(file)
         return found
     _check_link(path)
     if not path.is_file():
         raise DraftsmithError(f"{path}: no such file; {key} must name a file or folder of conversations, or hub:ID")
-    if not path.name.endswith(_SUFFIXES):
-        raise DraftsmithError(f"{path}: of no known kind; {key} must end in one of {', '.join(_SUFFIXES)}")
+    if not path.name.endswith(ENDINGS):
+        raise DraftsmithError(f"{path}: of no known kind; {key} must end in one of {', '.join(ENDINGS)}")
     return [path]
 
 

@@ -7,7 +7,7 @@ leave it as it is, and so does a regeneration of the answers. Conversations that
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,13 +17,32 @@ _EVALUATION_SHARE = 1 / 3
 
 @dataclass(slots=True)
 class Group:
-    """Conversations that ask the same: domain of the first, whether one may be an evaluation prompt, a wished split."""
+    """Conversations that ask the same: domain of the first, whether one may be an evaluation prompt, a wished split.
+
+    ``source`` is the place in ``data.sources`` of the first, ``elsewhere`` counts those of other sources.
+    """
 
     domain: str
     eligible: bool = False
     wished: str | None = None
     conversations: int = 0
     rows: int = 0
+    source: int = 0
+    # None where there are none, which is nearly always: there may be millions of groups.
+    elsewhere: Counter[int] | None = None
+
+    def count(self, source: int, rows: int, sign: int = 1) -> None:
+        """Add a conversation with its number of ``rows``; with ``sign`` -1 take it away again."""
+        self.conversations += sign
+        self.rows += sign * rows
+        if source != self.source:
+            self.elsewhere = self.elsewhere or Counter()
+            self.elsewhere[source] += sign
+
+    def by_source(self) -> Counter[int]:
+        """How many conversations each source gave."""
+        others = self.elsewhere or Counter()
+        return Counter({self.source: self.conversations - others.total()}) + others
 
 
 def assign(groups: Mapping[str, Group], *, per_domain: int, fraction: float, seed: int) -> dict[str, str]:

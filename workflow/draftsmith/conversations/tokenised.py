@@ -31,7 +31,7 @@ REASONS = {
 class Tokenised:
     """A conversation as token ids (array of int32) with half-open supervised spans, ascending and apart from each other.
 
-    ``repeats`` and ``source_index`` are as in :class:`draftsmith.conversations.Conversation`.
+    ``repeats``, ``source_index`` and ``where`` are as in :class:`draftsmith.conversations.Conversation`.
     """
 
     conversation_id: str
@@ -42,6 +42,7 @@ class Tokenised:
     split: str | None = None
     repeats: int = 1
     source_index: int = field(default=0, compare=False)
+    where: str = field(default="", compare=False)
 
     def content_key(self) -> str:
         """Identity of the whole row: the first 32 hex digits of SHA-256 over its ids and spans."""

@@ -64,6 +64,11 @@ class Attend(Protocol):
         """
 
 
+def on_device(kind: Kind, device: str) -> Kind:
+    """``kind``, or rows where it names a kernel that learns on a GPU alone and ``device`` is none."""
+    return kind if device == "cuda" or kind == "auto" else "rows"
+
+
 def chosen(kind: Kind, device: str, fuse: bool = False) -> Attend:
     """The form that ``kind`` names; auto: flash on a GPU, row by row elsewhere. ``fuse`` lets flash use torch.compile."""
     if kind == "flash" or (kind == "auto" and device == "cuda"):

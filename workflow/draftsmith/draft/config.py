@@ -184,7 +184,12 @@ def _heads(text: Mapping[str, Any], hidden: int) -> tuple[int, int, int]:
         head_dim = text.get("head_dim") or hidden // heads
         kv_heads = text.get("num_key_value_heads") or heads
         if isinstance(kv_heads, int) and heads % kv_heads == 0 and head_dim % 8 == 0 and head_dim <= _LARGEST_HEAD:
-            return heads, kv_heads, int(head_dim)
+            # transformers' LlamaConfig, which training and readers of EAGLE's layout build, wants heads that divide the width:
+            # of GLM-4.5's 96 heads beside a width of 5120 that leaves 80.
+            fitting = (count for count in range(heads, 0, -1) if hidden % count == 0 and count % kv_heads == 0)
+            count = next(fitting, None)
+            if count is not None:
+                return count, kv_heads, int(head_dim)
     head_dim = 128 if hidden % 128 == 0 else 64
     if hidden % head_dim:
         raise DraftsmithError(

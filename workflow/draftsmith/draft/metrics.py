@@ -58,6 +58,10 @@ class Tally:
             self.sums, self.tokens = moved[:-1].cpu().view_as(self.sums), int(moved[-1])
         return self
 
+    def counted(self) -> bool:
+        """Whether any slot is in the tally."""
+        return bool(self.sums[1].any())
+
     def loss(self, decay: float) -> float:
         """The weighted loss of :mod:`draftsmith.draft.loss` over all packs of the tally."""
         means = self.sums[0] / self.sums[1].clamp(min=1)

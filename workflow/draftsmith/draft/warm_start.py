@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from draftsmith.draft.config import DraftShape, layer_of, window_of
+from draftsmith.draft.config import DraftShape
+from draftsmith.draft.warm_settings import check_settings, source_settings
 from draftsmith.errors import DraftsmithError
-from draftsmith.files import read_json
-from draftsmith.log import log
 from draftsmith.target_weights import read_tensors, tensor_files
 
 if TYPE_CHECKING:
@@ -65,22 +63,11 @@ def _readable(folder: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str,
 
     try:
         return read(folder)
-    except (OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
+    except (DraftsmithError, OSError, SafetensorError, ValueError, LookupError, TypeError) as error:
         said = " ".join(str(error).split()) or type(error).__name__
         raise DraftsmithError(
             f"train.initial_draft: the weights of {folder} cannot be read ({said}); copy or fetch them again"
         ) from error
-
-
-def source_settings(folder: Path) -> dict[str, Any]:
-    """Content of the source's config.json."""
-    try:
-        settings = read_json(folder / "config.json")
-    except (DraftsmithError, UnicodeDecodeError):
-        settings = None
-    if not isinstance(settings, dict):
-        raise DraftsmithError(f"train.initial_draft: config.json of {folder} is no JSON object; copy or fetch it again")
-    return settings
 
 
 def source_vocabulary(folder: Path, target_vocab: int) -> Tensor:
@@ -120,7 +107,7 @@ def warm_weights(
     """
     tensors = source_tensors(folder)
     settings = source_settings(folder)
-    _check_settings(folder, settings, shape)
+    check_settings(folder, settings, shape)
     _check_vocabulary(folder, tensors, shape, d2t)
     tensors.pop("d2t", None)
     tensors.pop("t2d", None)
@@ -134,86 +121,33 @@ def warm_weights(
             "name a one-layer EAGLE-3 draft of the same switches"
         )
     for name, tensor in tensors.items():
-        if tensor.shape != wanted[name].shape or not tensor.is_floating_point():
+        if not tensor.is_floating_point():
+            raise DraftsmithError(
+                f"train.initial_draft: {name} of {folder} is {tensor.dtype} and must be floating point; name a draft that is not quantised"
+            )
+        if tensor.shape != wanted[name].shape:
             mend = next(
                 (text for part, text in _MEND.items() if part in name.split(".")), "name a draft of this target"
             )
             raise DraftsmithError(
-                f"train.initial_draft: {name} of {folder} is {tensor.dtype} {list(tensor.shape)} and must be floating point "
-                f"{list(wanted[name].shape)}; {mend}"
+                f"train.initial_draft: {name} of {folder} is {list(tensor.shape)} and must be {list(wanted[name].shape)}; {mend}"
             )
     warm = {name: tensor.float() for name, tensor in tensors.items()}
+    # vLLM multiplies the draft's logits with it; here, and in what is exported, it is in the head.
+    scale = settings.get("logit_scale")
+    if scale is not None:
+        warm["lm_head.weight"] = warm["lm_head.weight"] * float(scale)
     for name, tensor in warm.items():
         if not bool(tensor.isfinite().all()):
             raise DraftsmithError(
                 f"train.initial_draft: {name} of {folder} has values that are not finite; name a draft that was trained well"
             )
-    # vLLM multiplies the draft's logits with it; here, and in what is exported, it is in the head.
-    scale = float(settings.get("logit_scale") or 1.0)
-    if scale != 1.0:
-        warm["lm_head.weight"] = warm["lm_head.weight"] * scale
     return warm
 
 
 def _own_name(name: str) -> str:
     name = name.removeprefix("model.")
     return "layers.0." + name.removeprefix("midlayer.") if name.startswith("midlayer.") else name
-
-
-def _check_settings(folder: Path, settings: Mapping[str, Any], shape: DraftShape) -> None:
-    speculators = "speculators_model_type" in settings
-    layer = layer_of(settings)
-    inner: Mapping[str, Any] = settings.get("eagle_config") or {}
-    # The default of an absent one differs between the layouts, as vLLM reads them.
-    switches = {"norm_before_residual": speculators, "fc_norm": False, "norm_output": False}
-    for name, absent in switches.items():
-        has, wanted = bool(settings.get(name, inner.get(name, absent))), getattr(shape, name)
-        if has != wanted:
-            raise DraftsmithError(
-                f"train.initial_draft: {name} of {folder} is {str(has).lower()}; set train.{name}: {str(has).lower()}"
-            )
-    if settings.get("norm_before_fc", inner.get("norm_before_fc", False)):
-        raise DraftsmithError(f"train.initial_draft: norm_before_fc of {folder} is true, which no draft here has")
-    sizes: dict[str, int | None] = {"num_attention_heads": shape.heads}
-    if shape.latent is None:
-        sizes |= {"num_key_value_heads": shape.kv_heads, "head_dim": shape.head_dim}
-    else:
-        sizes |= asdict(shape.latent)
-    if bool(layer.get("kv_lora_rank")) != (shape.latent is not None):
-        told, kind = ("no latent attention", "llama") if shape.latent else ("latent attention", "mla")
-        raise DraftsmithError(f"train.initial_draft: the layer of {folder} has {told}; set train.architecture: {kind}")
-    for name, size in sizes.items():
-        if layer.get(name) is not None and layer[name] != size:
-            raise DraftsmithError(
-                f"train.initial_draft: {name} of {folder} is {layer[name]} and must be {size}, as a draft of this target has it"
-            )
-    ids = settings.get("eagle_aux_hidden_state_layer_ids") or inner.get("eagle_aux_hidden_state_layer_ids")
-    # SGLang counts outputs of layers, of which k is the input of layer k + 1; the key at the top is vLLM's, which counts inputs.
-    inputs = bool(settings.get("eagle_aux_hidden_state_layer_ids"))
-    readings = [ids] if inputs else [ids, [layer_id + 1 for layer_id in ids or []]]
-    if ids and list(shape.layers) not in readings:
-        other = f", or {readings[1]} if it was made for SGLang" if len(readings) > 1 else ""
-        raise DraftsmithError(
-            f"train.initial_draft: {folder} reads the layers {ids}, and the states are those of {list(shape.layers)}; "
-            f"set target.layers: {ids}{other}"
-        )
-    window = window_of(layer)
-    if window != shape.attention_window:
-        log(
-            f"{folder} was trained {_sight(window)}; the draft goes on {_sight(shape.attention_window)}, as train.attention_window says"
-        )
-    eps = layer.get("rms_norm_eps")
-    if eps is not None and float(eps) != shape.rms_norm_eps:
-        log(f"{folder} has rms_norm_eps {eps}; the draft goes on with the target's {shape.rms_norm_eps}")
-    rope = layer.get("rope_parameters") or layer.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or layer.get("rope_theta") or 10000.0)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if (kind, theta) != (shape.rope["rope_type"], shape.rope["rope_theta"]):
-        log(f"{folder} has rope {kind} of base {theta:g}; the draft goes on with {shape.rope}, as the target has it")
-
-
-def _sight(window: int | None) -> str:
-    return "on the whole context" if window is None else f"with a window of {window} positions"
 
 
 def _check_vocabulary(folder: Path, tensors: Mapping[str, Tensor], shape: DraftShape, d2t: Tensor) -> None:
@@ -232,6 +166,16 @@ def _mapping(folder: Path, tensors: Mapping[str, Tensor], target_vocab: int) -> 
     import torch
 
     given, head = tensors.get("d2t"), tensors.get("lm_head.weight")
+    for name, tensor, dimensions in (("d2t", given, 1), ("lm_head.weight", head, 2)):
+        if tensor is not None and tensor.dim() != dimensions:
+            raise DraftsmithError(
+                f"train.initial_draft: {name} of {folder} is of shape {list(tensor.shape)} and must have {dimensions} dimension(s); "
+                "copy or fetch it again"
+            )
+    if given is not None and (given.is_floating_point() or given.dtype == torch.bool):
+        raise DraftsmithError(
+            f"train.initial_draft: d2t of {folder} is {given.dtype} and must be whole numbers; copy or fetch it again"
+        )
     # Without one the draft has the target's whole vocabulary.
     mapping = torch.zeros(target_vocab, dtype=torch.int64) if given is None else given.to(torch.int64).cpu()
     if head is not None and len(head) != len(mapping):

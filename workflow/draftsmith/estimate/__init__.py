@@ -13,6 +13,7 @@ from pathlib import Path
 
 from draftsmith import config as settings
 from draftsmith.config import Config
+from draftsmith.errors import DraftsmithError
 from draftsmith.estimate import disk, extraction, jobs, model, rates, slurm, storage, training, weights
 from draftsmith.estimate.rows import Planned, planned
 from draftsmith.estimate.target import Subject, subject
@@ -45,13 +46,18 @@ class Asked:
 def estimate(asked: Asked) -> model.Estimate:
     """Everything that can be told of a run beforehand.
 
-    Raises :class:`DraftsmithError` for a config, a target or sources that cannot be read.
+    Raises :class:`DraftsmithError` for a config, a target, sources or a measured run that cannot be read.
     """
     begun = time.perf_counter()
     config = settings.load(asked.config)
     settings.check_consistent(config, str(asked.config))
+    if asked.measured is not None and not asked.measured.is_dir():
+        raise DraftsmithError(
+            f"{asked.measured}: no run has left results there, whose speed could be taken; give --measured the results/NAME of "
+            "one that has ended (`make demo` leaves results/demo), or --rate NAME=NUMBER"
+        )
     # Beside the rest, as it takes the longest.
-    dry_run = jobs.DryRun(asked.profile, asked.config)
+    dry_run = jobs.DryRun(asked.profile, asked.config, asked.target)
     results = asked.results or Path("results") / config.name
     target, why = subject(config, results, asked.target, asked.device)
     rows = planned(config, target, results, asked.rows, asked.row_tokens)
@@ -81,10 +87,13 @@ class _Run:
         )
         self.shards = asked.shards or submitted.shards
         self.gpus = config.engine.tp if target.device == "cuda" else 0
-        # Every GPU of the training's job trains.
-        self.world = max(1, self.gpus)
+        # Every GPU of the training's job trains; on Slurm that may be those of several nodes.
+        spread = target.device == "cuda" and submitted.on_slurm("train_draft")
+        self.nodes = submitted.nodes("train_draft") if spread else 1
+        self.world = max(1, (submitted.number("train_draft", "gpu") if spread else None) or self.gpus)
         self.gpu_bytes, gpu_from = _gpu_bytes(asked)
-        self.assumptions = [why, f"{self.shards} shard(s) side by side, {self.world} training process(es)"]
+        on = f" on {self.nodes} nodes, the host's memory being that of one" if self.nodes > 1 else ""
+        self.assumptions = [why, f"{self.shards} shard(s) side by side, {self.world} training process(es){on}"]
         if target.device == "cuda":
             self.assumptions.append(gpu_from)
 
@@ -97,7 +106,7 @@ class _Run:
         supervised = rows.told.supervised_tokens / max(1, rows.told.tokens)
         extraction_host = extraction.on_host(target, shard)
         training_gpu = training.on_device(target, draft, self.world, supervised)
-        training_host = training.on_host(target, draft, self.world)
+        training_host = training.on_host(target, draft, max(1, self.world // self.nodes))
         on_disk = training.on_disk(target, draft)
         times = Stages(
             config, rows.told, self.known, shards=self.shards, world=self.world, training_tokens=self._training_tokens(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -26,6 +27,14 @@ class Asked:
         value = self.resources.get(rule, {}).get(name, "")
         return int(value) if value.isdigit() else None
 
+    def on_slurm(self, rule: str) -> bool:
+        """Whether the rule's job goes to a partition, whose nodes this machine need not be like."""
+        return bool(self.resources.get(rule, {}).get("slurm_partition"))
+
+    def nodes(self, rule: str) -> int:
+        """Nodes of one job, over which its GPUs are counted together."""
+        return max(1, self.number(rule, "nodes") or 1)
+
     @property
     def shards(self) -> int:
         """Jobs of the extraction."""
@@ -35,7 +44,8 @@ class Asked:
 class DryRun:
     """``snakemake -n`` over all rules, begun at once and asked for later."""
 
-    def __init__(self, profile: str, config: Path) -> None:
+    def __init__(self, profile: str, config: Path, target: Path | None = None) -> None:
+        """``target`` is a folder to look at instead of the config's, which need not be on this machine."""
         root = Path(__file__).resolve().parents[3]
         folder = root / "profiles" / profile
         self._why = ""
@@ -47,6 +57,8 @@ class DryRun:
             sys.executable, "-m", "snakemake", "-s", str(root / "Snakefile"), "--profile", str(folder if folder.is_dir() else profile),
             "--configfile", str(config), "-n", "--forceall", "--quiet", "reason",
         ]  # fmt: skip
+        if target is not None:
+            command += ["--config", f"target={json.dumps({'source': str(target.absolute())})}"]
         try:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         except OSError as error:

@@ -17,8 +17,8 @@ _MOST_BYTES = 512 << 20
 _CONSTANT = ("get_target", "preflight", "clean_gpus", "dry_run", "merge_manifest", "map_vocabulary", "export_draft")
 # A start of Python with transformers in it, which a tokenisation of few rows mostly is.
 _TOKENIZE_START = 12.0
-GIVEN = ("tokenize", "regenerate", "extract", "train", "evaluate", "evaluate_draft", "load")
-"""Names that ``--rate`` knows: tokens/s, `evaluate` without and `evaluate_draft` with the draft; `load` is seconds of a start."""
+GIVEN = ("extract", "train", "tokenize", "regenerate", "evaluate", "evaluate_draft", "load")
+"""Names that ``--rate`` knows; the unit of each, which the formulas of :mod:`draftsmith.estimate.times` give, is in the help of the option."""
 
 
 @dataclass

@@ -109,6 +109,8 @@ def _partition(rule: str, name: str, limits: Partition | None, asked: Asked) -> 
         return []
     told = []
     runtime, memory, gpus = (asked.number(rule, resource) for resource in ("runtime", "mem_mb", "gpu"))
+    if gpus:
+        gpus = -(-gpus // asked.nodes(rule))
     if runtime is not None and limits.minutes is not None and runtime > limits.minutes:
         told.append(f"{runtime:,} minutes are asked for, the partition {name} allows {limits.minutes:,.0f}")
     if memory is not None and limits.memory_mib is not None and memory > limits.memory_mib:

@@ -80,11 +80,20 @@ def _times(times: list[Time], console: Console) -> None:
     for time in times:
         hours = "" if not time.gpu_seconds else f"{time.gpu_seconds / 3600:,.1f}"
         made.add_row(time.stage, duration(time.seconds) or "?", hours, time.formula, time.source)
-    known = [time for time in times if time.seconds is not None]
-    missing = len(times) - len(known)
-    gpu = sum(time.gpu_seconds or 0.0 for time in times)
-    made.add_row(
-        "together", duration(sum(time.seconds or 0.0 for time in known)), f"{gpu / 3600:,.1f}" if gpu else "",
-        f"one after the other{f', without {missing} of unknown rate' if missing else ''}", "", style="bold",
-    )  # fmt: skip
+    made.add_row("together", *together(times), "", style="bold")
     console.print(made)
+
+
+def together(times: list[Time]) -> tuple[str, str, str]:
+    """Time and GPU hours of all stages, and of which they are; no figure where only starts and checks are known."""
+    lacking = [time.stage for time in times if time.seconds is None]
+    without = f"; lacking: {', '.join(lacking)}" if lacking else ""
+    if not any(time.seconds is not None and time.rate is not None for time in times):
+        return "unknown", "", f"no stage's rate is known{without}"
+    least = "at least " if lacking else ""
+    seconds, gpu = (sum(getattr(time, name) or 0.0 for time in times) for name in ("seconds", "gpu_seconds"))
+    return (
+        f"{least}{duration(seconds)}",
+        f"{least}{gpu / 3600:,.1f}" if gpu else "",
+        f"one after the other{without}",
+    )

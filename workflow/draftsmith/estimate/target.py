@@ -12,7 +12,6 @@ from draftsmith import get_target
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.estimate import slurm
-from draftsmith.files import at_home
 from draftsmith.layers import resolve_layers
 
 # The folder that the rule get_target is given.
@@ -106,8 +105,8 @@ def _folder(config: Config, results: Path) -> tuple[Path | None, str]:
         # Unpacked already?
         found = sorted(_CACHE.glob(f"{source.removeprefix(_PACKAGE)}-*/config.json"))
         return (found[-1].parent, str(found[-1].parent)) if found else (None, "")
-    path = at_home(source)
-    if path.exists() or source.count("/") > 1 or source.startswith(("/", ".", "~")):
+    path = get_target.local_folder(source)
+    if path is not None:
         return path, str(path)
     return _from_hub(source, config.target.revision)
 

@@ -28,7 +28,9 @@ class Stages:
         weights: int,
         gpus: int,
     ) -> None:
-        """``training_tokens`` are those of all passes, ``weights`` the target's bytes, ``gpus`` those that a job is given."""
+        """``training_tokens`` are those of all passes, ``weights`` the target's bytes, ``gpus`` those that a job of the engine is
+        given; ``world`` processes train, each on a GPU of its own where there are any.
+        """
         self.config, self.rows, self.rates = config, rows, rates
         self.shards, self.world, self.training_tokens, self.gpus = shards, world, training_tokens, gpus
         self.load = _START + weights / _LOAD_BYTES_PER_SECOND
@@ -78,13 +80,14 @@ class Stages:
             how = " (a start and the weights at 0.5 GB/s, as assumed)" if loads else " (as assumed)"
         time = Time(
             stage=stage, jobs=jobs, work=work, unit=unit, rate=rate, fixed_seconds=fixed,
-            source=self.rates.source.get(stage, f"unknown: give --rate {_SHORT.get(stage, stage)}=TOKENS_PER_SECOND, or --measured results/NAME"),
+            source=self.rates.source.get(stage, f"unknown: give --rate {_SHORT.get(stage, stage)}=NUMBER, or --measured results/NAME"),
             formula="-",
         )  # fmt: skip
         if rate is not None:
             side_by_side = jobs * workers
             time.seconds = fixed + work / (rate * side_by_side)
-            time.gpu_seconds = None if stage == "tokenize" else time.seconds * jobs * self.gpus
+            gpus = self.world if stage == "train_draft" and self.gpus else self.gpus
+            time.gpu_seconds = None if stage == "tokenize" else time.seconds * jobs * gpus
             divided = f" / {side_by_side} {'shards' if jobs > 1 else 'processes'}" if side_by_side > 1 else ""
             time.formula = f"{fixed:,.0f} s{how} + {work:,} {unit} / {rate:,.0f} a second{divided}"
         return time
@@ -104,7 +107,7 @@ class Stages:
             start, how = rates.facts.get("load") or self.load, ", as assumed"
         time = Time(
             stage="evaluate_draft", work=work * lengths, unit="tokens", rate=draft, fixed_seconds=servings * start,
-            source=rates.source.get("evaluate_draft", "unknown: give --rate evaluate=… and --rate evaluate_draft=…, or --measured results/NAME"),
+            source=rates.source.get("evaluate_draft", "unknown: give --rate evaluate=NUMBER and --rate evaluate_draft=NUMBER, or --measured results/NAME"),
             formula="-",
         )  # fmt: skip
         if plain is not None and draft is not None:

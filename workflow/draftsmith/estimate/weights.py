@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
+from draftsmith.errors import DraftsmithError
 from draftsmith.estimate.target import Subject
 from draftsmith.target_weights import loaded_bytes
 
@@ -27,7 +29,9 @@ def weights(subject: Subject) -> tuple[int, str]:
     """Bytes of all weights and how they were found."""
     if subject.folder is not None:
         if any(subject.folder.glob("*.safetensors")):
-            return loaded_bytes(subject.folder, subject.dtype), "by the heads of its safetensors files"
+            # Of a download that is not complete the index may tell all the same.
+            with suppress(DraftsmithError):
+                return loaded_bytes(subject.folder, subject.dtype), "by the heads of its safetensors files"
         if (listed := _indexed(subject)) is not None:
             return listed, "total_size of model.safetensors.index.json"
     item = _ITEM[subject.dtype]

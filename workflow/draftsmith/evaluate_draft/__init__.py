@@ -17,10 +17,12 @@ from draftsmith.evaluate_draft.causes import likely_causes
 from draftsmith.evaluate_draft.counts import Counts
 from draftsmith.evaluate_draft.faults import Served
 from draftsmith.evaluate_draft.servings import Measure, Servings
-from draftsmith.files import read_json, write_json
+from draftsmith.files import read_object, write_json, writing
 from draftsmith.log import log
 
 _VERSIONS = ("draftsmith", "snakemake", "torch", "transformers")
+# Keys of a prompt, as tokenize writes them.
+_PROMPT: dict[str, type] = {"prompt_id": str, "domain": str, "prompt_token_ids": list}
 _T = TypeVar("_T", int, float)
 
 
@@ -30,11 +32,12 @@ def run(
     """Measure the exported draft in the folder ``draft`` and write ``report``.
 
     Each draft length is a serving in a process of its own; what it measures is kept in ``workdir``, for this very draft,
-    prompts, settings and vLLM. Raises :class:`DraftsmithError` when the acceptance length is below
-    ``evaluate.min_acceptance_length``; no further draft length is served then, and the report is written beside ``report``
-    as ``failed-evaluate.json``, since Snakemake deletes the output of a failed job.
+    prompts, settings and vLLM. An acceptance length below ``evaluate.min_acceptance_length`` is a figure like any other here,
+    with its likely causes; no further draft length is served then. The stage ``gate`` fails for it, when the page is drawn.
     """
-    described, questions, settings = read_json(target), read_prompts(prompts), config.evaluate
+    described, questions, settings = read_object(target, "path", "fingerprint"), read_prompts(prompts), config.evaluate
+    with writing(workdir, "evaluate_draft"):
+        workdir.mkdir(parents=True, exist_ok=True)
     servings = Servings.of(config, described, draft, prompts, workdir)
     answers = [Measure(each) for each in _each_once([settings.temperature, *settings.temperatures])]
     loads = [Measure(settings.temperature, number) for number in _each_once(settings.concurrency)]
@@ -68,16 +71,7 @@ def run(
     }
     for line in figures.in_words(result):
         log(f"evaluate: {line}")
-    beside = report.with_name(f"failed-{report.name}")
-    if not passed:
-        write_json(beside, result)
-        reasons = "".join(f"\n  - {cause}" for cause in causes) or "\n  - none found: train on more data or for longer"
-        raise DraftsmithError(
-            f"acceptance length {length:.2f} is below evaluate.min_acceptance_length ({minimum}); likely causes:{reasons}"
-        )
     write_json(report, result)
-    # It is of an earlier draft, and would go on saying that the evaluation has failed.
-    beside.unlink(missing_ok=True)
 
 
 def _untrained(
@@ -85,7 +79,8 @@ def _untrained(
 ) -> dict[str, Any]:
     """Figures of the draft that training began with."""
     settings, folder = servings.config.evaluate, servings.folder / "untrained-draft"
-    layers = read_json(draft / "config.json")["eagle_aux_hidden_state_layer_ids"]
+    ids = "eagle_aux_hidden_state_layer_ids"
+    layers = read_object(draft / "config.json", ids)[ids]
     export_draft.untrained(servings.config, target=target, layers=layers, vocabulary=vocabulary, folder=folder)
     measure, few = Measure(settings.temperature), _few(questions)
     found = servings.take(f"untrained-{settings.k}", few, [measure], folder, settings.k)[measure]
@@ -93,8 +88,29 @@ def _untrained(
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """The lines of prompts.jsonl in the order in which they are served; the answers that are kept lie in the same."""
-    questions = [json.loads(line) for line in path.read_text().splitlines() if line]
+    """The lines of prompts.jsonl in the order in which they are served; the answers that are kept lie in the same.
+
+    Raises :class:`DraftsmithError` naming the first line that is cut off, or lacks a key.
+    """
+    mend = "delete the file and run tokenize again"
+    try:
+        # Not splitlines, which breaks at separators that JSON may hold.
+        lines = [line for line in path.read_text().split("\n") if line]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DraftsmithError(
+            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); run tokenize again"
+        ) from None
+    questions = []
+    for number, line in enumerate(lines, 1):
+        try:
+            question = json.loads(line)
+        except ValueError:
+            raise DraftsmithError(f"{path}: line {number} is no JSON (is it cut off?); {mend}") from None
+        for key, kind in _PROMPT.items():
+            value = question.get(key) if isinstance(question, dict) else None
+            if not isinstance(value, kind) or value == []:
+                raise DraftsmithError(f"{path}: line {number} has no {key}; {mend}")
+        questions.append(question)
     if not questions:
         raise DraftsmithError(f"{path}: no prompts were kept for evaluation; raise tokenize.evaluation_per_domain")
     # One domain after the other, so that the counters can be read between them.

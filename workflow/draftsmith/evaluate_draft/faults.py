@@ -14,6 +14,7 @@ from typing import Any
 
 from draftsmith.config import Config
 from draftsmith.draft.config import layer_of, window_of
+from draftsmith.draft.trained_as import told_by, vocabulary_digest
 from draftsmith.errors import DraftsmithError
 
 
@@ -46,6 +47,21 @@ class Served:
         """train/train.json, or nothing."""
         return self.found("train/train.json")
 
+    @cached_property
+    def trained_as(self) -> dict[str, Any]:
+        """What train/draft.safetensors tells of itself (:mod:`draftsmith.draft.trained_as`); nothing where it is gone, or of an earlier version."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.results / "train/draft.safetensors", framework="pt") as opened:
+                return told_by(opened.metadata())
+        except (OSError, SafetensorError):
+            return {}
+
+    def setting(self, name: str) -> Any:
+        """A key of ``train`` as it was in training."""
+        return self.trained_as.get(name, getattr(self.config.train, name))
+
     @property
     def weights(self) -> Path:
         """The exported weights."""
@@ -73,12 +89,11 @@ def norm(served: Served) -> Iterator[str]:
     """A switch of the norms is another than in training, or is left to the server's default."""
     from safetensors import safe_open
 
-    settings = served.config.train
     wanted = {
-        "norm_before_residual": settings.norm_before_residual,
+        "norm_before_residual": served.setting("norm_before_residual"),
         "norm_before_fc": False,
-        "fc_norm": settings.fc_norm,
-        "norm_output": settings.norm_output,
+        "fc_norm": served.setting("fc_norm"),
+        "norm_output": served.setting("norm_output"),
     }
     for name, trained in wanted.items():
         has = served.exported.get(name)
@@ -88,8 +103,8 @@ def norm(served: Served) -> Iterator[str]:
             yield f"norm: the export has {name}: {_yaml(has)}, the draft was trained with {_yaml(trained)}"
     with safe_open(served.weights, framework="pt") as opened:
         normed = any(name.startswith("fc_norm.") for name in opened.keys())  # noqa: SIM118
-    if normed != settings.fc_norm:
-        yield f"norm: the export has {'a' if normed else 'no'} weight of fc_norm, which was {_yaml(settings.fc_norm)} in training"
+    if normed != wanted["fc_norm"]:
+        yield f"norm: the export has {'a' if normed else 'no'} weight of fc_norm, which was {_yaml(wanted['fc_norm'])} in training"
 
 
 def head(served: Served) -> Iterator[str]:
@@ -115,6 +130,9 @@ def weights(served: Served) -> Iterator[str]:
         names = set(opened.keys())
         if served.exported.get("draft_vocab_size") != served.target["vocab_size"] and "d2t" not in names:
             yield "missing map: the export has no d2t, so draft token ids are taken for the target's"
+        learnt_on = _vocabulary(served)
+        if "d2t" in names and learnt_on and vocabulary_digest(opened.get_tensor("d2t").long()) != learnt_on:
+            yield "another map: d2t of the export names other tokens than the draft was trained with; run export_draft again with the vocabulary.safetensors of the training"
         if not trained.exists():
             return
         with safe_open(trained, framework="pt") as learnt:
@@ -135,7 +153,7 @@ def flag(served: Served) -> Iterator[str]:
         ("speculators_config.algorithm", speculators.get("algorithm", "eagle3"), "eagle3"),
         ("tie_word_embeddings", exported.get("tie_word_embeddings", False), False),
         ("eagle_config.use_aux_hidden_state", inner.get("use_aux_hidden_state", True), True),
-        ("the attention window", window_of(served.layer), served.config.train.attention_window),
+        ("the attention window", window_of(served.layer), served.setting("attention_window")),
     ]
     for name, has, right in wanted:
         if has != right:
@@ -153,19 +171,34 @@ def positions(served: Served) -> Iterator[str]:
     if wanted and has and has < wanted:
         yield f"positions: the draft ends at {has}, the target at {wanted}; beyond that nothing is accepted"
     vocabulary = served.exported.get("draft_vocab_size") or served.target["vocab_size"]
-    try:
-        shape = draft_shape(dict(served.target) | {"layers": []}, served.config.train, vocabulary)
-    except (DraftsmithError, OSError, KeyError):
-        # The checkpoint is gone or was replaced; nothing can be compared.
-        return
-    turned, right = _rope(served.layer), _rope({"rope_parameters": shape.rope})
+    rope, by = served.trained_as.get("rope"), "in training it was"
+    if rope is None:
+        by = "by the target's config it is"
+        try:
+            rope = draft_shape(dict(served.target) | {"layers": []}, served.config.train, vocabulary).rope
+        except (DraftsmithError, OSError, KeyError):
+            # The checkpoint is gone or was replaced; nothing can be compared.
+            return
+    turned, right = _rope(served.layer), _rope({"rope_parameters": rope})
     for name in sorted(turned.keys() | right.keys()):
         if turned.get(name) != right.get(name):
-            yield f"positions: {name} of the export is {_yaml(turned.get(name))}, by the target's config it is {_yaml(right.get(name))}"
+            yield f"positions: {name} of the export is {_yaml(turned.get(name))}, {by} {_yaml(right.get(name))}"
 
 
 CHECKS = (layer_ids, norm, head, weights, flag, positions)
 """Faults of the exported folder, those that are met most often first."""
+
+
+def _vocabulary(served: Served) -> str | None:
+    """Digest of the d2t that the draft was trained with; that of the run's vocabulary where an earlier version trained."""
+    from draftsmith.draft.initial import read_vocabulary
+
+    if told := served.trained_as.get("vocabulary"):
+        return str(told)
+    try:
+        return vocabulary_digest(read_vocabulary(served.results / "vocabulary/vocabulary.safetensors"))
+    except DraftsmithError:
+        return None
 
 
 def _rope(layer: Mapping[str, Any]) -> dict[str, Any]:

@@ -42,9 +42,13 @@ def served(
 
 
 def speeds(plain: Mapping[str, Any], draft: Mapping[str, Any]) -> dict[str, Any]:
-    """Generated tokens per second without and with the draft, and the second divided by the first."""
+    """Generated tokens per second without and with the draft, the second divided by the first, and whether one job took both."""
     rates = {"plain": plain["tokens_per_second"], "draft": draft["tokens_per_second"]}
-    return {"tokens_per_second": rates, "speedup": round(rates["draft"] / rates["plain"], 3)}
+    return {
+        "tokens_per_second": rates,
+        "speedup": round(rates["draft"] / rates["plain"], 3),
+        "one_job": plain.get("job") == draft.get("job"),
+    }
 
 
 def at_once(requests: int, plain: Mapping[str, Any], draft: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,9 +78,25 @@ def in_words(result: Mapping[str, Any]) -> list[str]:
         f"{each['tokens_per_second']['draft']} with the draft ({each['speedup']:.2f} times)"
         for each in result["concurrency"]
     ]
+    lines += doubts(result)
     for each in result["sweep"] or [result]:
         if differing := each["differing"]:
             lines.append(
                 f"k = {each['k']}: {len(differing)} of {each['prompts']} answers differ from plain greedy decoding: {', '.join(differing[:8])}"
             )
     return lines
+
+
+def doubts(result: Mapping[str, Any]) -> list[str]:
+    """Why the speed-up of evaluate.json may be none of the draft's, a sentence each."""
+    speedup, length = result.get("speedup"), result.get("acceptance_length")
+    said = []
+    if speedup and length and speedup > length:
+        said.append(
+            f"a speed-up of {speedup:.2f} with an acceptance length of {length:.2f} is not the draft's: the machine was busier while the target was served alone"
+        )
+    if result.get("one_job") is False:
+        said.append(
+            "the target was served alone in an earlier job than with the draft: the speed-up holds only if the machine was as quiet then"
+        )
+    return said

@@ -35,7 +35,11 @@ def serve(job: dict[str, Any], folder: Path) -> None:
         progress_file.report(0, len(job["prompts"]), "prompts", phase=f"{job['name']}: loading the engine", always=True)
         begun = time.perf_counter()
         llm = LLM(**job["arguments"] | {"disable_log_stats": False})
-        started = {"load_seconds": round(time.perf_counter() - begun, 2), "vllm": vllm_compat.version()}
+        started = {
+            "load_seconds": round(time.perf_counter() - begun, 2),
+            "vllm": vllm_compat.version(),
+            "job": job["job"],
+        }
         leftovers.remember()
         # The first steps of an engine are slower than the others.
         llm.generate([_prompt(job["prompts"][0])], SamplingParams(max_tokens=4), use_tqdm=False)

@@ -14,8 +14,10 @@ from typing import Any
 
 from draftsmith import engine
 from draftsmith.config import Config
+from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json, write_json
 from draftsmith.log import log
+from draftsmith.processes import run_mark
 
 # Raised when a measure is taken in another way; 4: sampled answers with a draft on a CPU have their temperature.
 _FORMAT = 4
@@ -55,8 +57,13 @@ class Servings:
         what = [_FORMAT, arguments, config.evaluate.max_tokens, target["fingerprint"], _vllm()]
         digest = hashlib.sha256(json.dumps(what, sort_keys=True, default=str).encode())
         for path in (draft / "config.json", draft / "model.safetensors", prompts):
-            with open(path, "rb") as file:
-                digest.update(hashlib.file_digest(file, "sha256").digest())
+            try:
+                with open(path, "rb") as file:
+                    digest.update(hashlib.file_digest(file, "sha256").digest())
+            except OSError as error:
+                raise DraftsmithError(
+                    f"{path}: cannot be read ({error.strerror}); run {'tokenize' if path == prompts else 'export_draft'} again"
+                ) from None
         return cls(config, target, workdir / digest.hexdigest()[:16])
 
     def take(
@@ -101,6 +108,8 @@ class Servings:
             arguments |= {"speculative_config": speculative}
         return {
             "name": name,
+            # Speeds hold against one another within a job; a later one may have the machine to itself.
+            "job": run_mark.mark_run(),
             "config": self.config.model_dump(mode="json"),
             "arguments": arguments,
             "prompts": [{"domain": q["domain"], "token_ids": q["prompt_token_ids"]} for q in questions],

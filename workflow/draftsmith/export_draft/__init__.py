@@ -19,7 +19,7 @@ from draftsmith.export_draft.checks import check, expected_tensors
 from draftsmith.export_draft.layouts import check_layouts, write_layout
 from draftsmith.export_draft.settings import draft_config, verifier
 from draftsmith.export_draft.tensors import export_dtype, exported_tensors, vocabulary_tensors
-from draftsmith.files import atomic_path, read_json, write_json
+from draftsmith.files import atomic_path, read_json, read_object, write_json, writing
 from draftsmith.log import log
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ __all__ = [
     "vocabulary_tensors",
 ]
 
+# Keys that are read of target.json and train.json.
+_OF_TARGET = ("source", "path", "fingerprint", "architectures", "num_layers", "hidden_size", "vocab_size")
+_OF_TRAINING = (
+    "fingerprint", "layers", "params", "steps", "epochs", "tokens", "simulated_acceptance_length", "acceptance",
+)  # fmt: skip
+
 
 def run(
     config: Config, *, target: Path, draft: Path, vocabulary: Path, train_report: Path, folder: Path, report: Path
@@ -45,42 +51,44 @@ def run(
     """Write config.json, model.safetensors and README.md into ``folder``, each of ``export.layouts`` into a subfolder of its
     name, and the checks that they passed to ``report``.
 
-    Raises :class:`DraftsmithError` naming the first tensor or key that is not as a server needs it.
+    Raises :class:`DraftsmithError` naming the first tensor or key that is not as a server needs it, or not as it was in training.
     """
-    from safetensors import safe_open
-
     from draftsmith.draft.config import draft_shape
     from draftsmith.draft.initial import read_vocabulary
+    from draftsmith.draft.trained_as import check_trained_as, told_by, trained_as
 
-    described, trained = read_json(target), read_json(train_report)
+    described, trained = read_object(target, *_OF_TARGET), read_object(train_report, *_OF_TRAINING)
     described["layers"] = trained["layers"]
     d2t = read_vocabulary(vocabulary)
     shape = draft_shape(described, config.train, len(d2t))
-    with safe_open(draft, framework="pt") as file:
-        made_by = (file.metadata() or {}).get("fingerprint")
-        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if made_by != trained["fingerprint"]:
+    weights, metadata = _trained(draft)
+    if metadata.get("fingerprint") != trained["fingerprint"]:
         raise DraftsmithError(
-            f"{draft} comes from the training {made_by} and {train_report} tells of {trained['fingerprint']}; run train_draft again"
+            f"{draft} comes from the training {metadata.get('fingerprint')} and {train_report} tells of {trained['fingerprint']}; "
+            "run train_draft again"
         )
+    paths = {"draft": draft, "target": target, "vocabulary": vocabulary, "train_report": train_report}
+    check_trained_as(told_by(metadata), trained_as(shape, d2t, described), paths)
     check_layouts(list(config.export.layouts), shape)
-    checks = _export(config, described, shape, weights, d2t, folder)
-    checks += _more_layouts(config, described, shape, weights, d2t, folder)
-    card = model_card(config, described, shape, trained, read_json(folder / "config.json"))
-    with atomic_path(folder / "README.md") as temporary:
-        temporary.write_text(card)
-    size = (folder / "model.safetensors").stat().st_size
-    write_json(
-        report,
-        {
-            "folder": str(folder),
-            "bytes": size,
-            "fingerprint": trained["fingerprint"],
-            "verifier": verifier(described),
-            "layouts": list(config.export.layouts),
-            "checks": checks,
-        },
-    )
+    with writing(folder, "export_draft"):
+        checks = _export(config, described, shape, weights, d2t, folder)
+        checks += _more_layouts(config, described, shape, weights, d2t, folder)
+        card = model_card(config, described, shape, trained, read_json(folder / "config.json"))
+        with atomic_path(folder / "README.md") as temporary:
+            temporary.write_text(card)
+        size = (folder / "model.safetensors").stat().st_size
+    with writing(report, "export_draft"):
+        write_json(
+            report,
+            {
+                "folder": str(folder),
+                "bytes": size,
+                "fingerprint": trained["fingerprint"],
+                "verifier": verifier(described),
+                "layouts": list(config.export.layouts),
+                "checks": checks,
+            },
+        )
     how = f"vllm serve {folder}" if shape.latent is None else f"the command in {folder / 'README.md'}"
     log(f"exported to {folder} ({size / 1e6:.1f} MB, {len(checks)} checks passed); serve it with: {how}")
 
@@ -93,13 +101,26 @@ def untrained(config: Config, *, target: Path, layers: list[int], vocabulary: Pa
     from draftsmith.draft.config import draft_shape
     from draftsmith.draft.initial import initial_draft, read_vocabulary, target_head
 
-    described = read_json(target) | {"layers": layers}
+    described = read_object(target, *_OF_TARGET) | {"layers": layers}
     d2t = read_vocabulary(vocabulary)
     shape = draft_shape(described, config.train, len(d2t))
     head = target_head(described, shape)
     # The server shares the target's embedding, so none is needed here.
     model = initial_draft(shape, head[:0], head, d2t, config.train.seed, config.train.source)
-    _export(config, described, shape, model.state_dict(), d2t, folder)
+    with writing(folder, "evaluate_draft"):
+        _export(config, described, shape, model.state_dict(), d2t, folder)
+
+
+def _trained(draft: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The trained weights and their file's metadata."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(draft, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        said = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise DraftsmithError(f"{draft}: the trained draft cannot be read ({said}); run train_draft again") from error
 
 
 def _export(

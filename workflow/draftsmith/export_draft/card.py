@@ -57,6 +57,7 @@ def model_card(
     if shape.latent is not None:
         # vLLM reads the target's name from a draft with a Llama layer alone.
         alone = ""
+    place = f"\n{_elsewhere(name, shape)}\n" if name.startswith("/") else ""
     return f"""{head}
 # EAGLE-3 draft for {target["source"]}
 
@@ -64,9 +65,19 @@ A one-layer draft model for speculative decoding. It proposes tokens, the target
 target. It is of no use without the target, whose embedding and hidden states it takes.
 
 {alone}    vllm serve {name} --speculative-config '{beside}'
-
+{place}
 {table}
 
 The simulated figures are greedy acceptance along stored answers, a target token outside the draft vocabulary counting as
 rejected; a server's own figures are what counts. Made with Draftsmith.
 """
+
+
+def _elsewhere(name: str, shape: DraftShape) -> str:
+    """What to change where the target lies in another folder than ``name``."""
+    if shape.latent is not None:
+        return f"Where the target is not in `{name}`, put its folder or hub id there into the command."
+    return (
+        f"Where the target is not in `{name}`, put its folder or hub id there into `speculators_config.verifier.name_or_path` of "
+        "config.json, which the first command reads, and into the second command."
+    )

@@ -10,11 +10,13 @@ from draftsmith import engine, get_target, hardware, store
 from draftsmith.config import Config
 from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import driver, plan, space
-from draftsmith.files import check_writable, read_json, write_json
+from draftsmith.extract_shard.staging import unwritable
+from draftsmith.files import read_json, write_json
 from draftsmith.layers import resolve_layers
 from draftsmith.log import log
 from draftsmith.rows import read_rows
 from draftsmith.signals import EXIT_TERMINATED, Termination
+from draftsmith.target_fingerprint import states_fingerprint
 
 
 def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int | None, manifest: Path) -> None:
@@ -26,26 +28,31 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
     described = read_json(target)
     described["layers"] = resolve_layers(config.target.layers, described["num_layers"])
     engine.check_granted(config, gpus)
-    check_writable(Path(config.extract.store), "extract.store")
     dtype = hardware.target_dtype(config.target.dtype, described["torch_dtype"])
     storage = config.extract.storage
     stored = store.stored_as(storage, dtype)
-    key = store.fingerprint(described["fingerprint"], described["layers"], dtype, config.engine.args, storage)
+    key = store.fingerprint(states_fingerprint(described), described["layers"], dtype, config.engine.args, storage)
     folder = Path(config.extract.store) / key
-    folder.mkdir(parents=True, exist_ok=True)
+    refusal = unwritable(folder)
 
     # What the store holds of each row: all of it, or with supervised_only what is left of it, maybe the same for several.
     kept = plan.stored_rows(rows, config.extract.supervised_only)
     per_token = store.bytes_per_token(len(described["layers"]), described["hidden_size"], dtype, storage)
     batch_tokens = plan.batch_tokens(config.extract.batch_tokens, per_token)
     mine = plan.share(list(kept.values()), scatteritem, batch_tokens)
+    if refusal is not None and plan.missing(mine, store.scan(folder, key).rows):
+        # Told before terabytes are verified.
+        raise refusal
     index = store.trusted(folder, key, [row.row_id for row in mine])
     todo = plan.missing(mine, index.rows)
+    if todo and refusal is not None:
+        raise refusal
     log(
         f"extract: shard {scatteritem}: {len(mine)} rows, {len(mine) - len(todo)} are in the store already, {len(todo)} to extract"
     )
     outcome = driver.Outcome()
     if todo:
+        folder.mkdir(exist_ok=True)
         if not engine.dummy_weights(config):
             # Described once, maybe long ago and on another machine; what is missing now would only be found by the load.
             get_target.weight_files(Path(described["path"]), described.get("source", "?"))
@@ -63,6 +70,8 @@ def run(config: Config, *, target: Path, rows: Path, scatteritem: str, gpus: int
         if outcome.stopped:
             _stopped(outcome, termination)
         index = store.trusted(folder, key, [row.row_id for row in mine])
+        # Another process may have published what failed here.
+        outcome.failed = {row: entry for row, entry in outcome.failed.items() if row not in index.rows}
     ours = set(mine)
     _check_complete(config, folder, mine, index, outcome)
     write_json(

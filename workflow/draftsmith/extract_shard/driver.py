@@ -17,7 +17,7 @@ from draftsmith.extract_shard.plan import PlannedRow
 from draftsmith.extract_shard.progress import Progress
 from draftsmith.extract_shard.publish import HeadCheck, Publisher
 from draftsmith.extract_shard.session import Session
-from draftsmith.extract_shard.space import Room, is_full, states_bytes
+from draftsmith.extract_shard.space import Room, held, is_full, states_bytes
 from draftsmith.extract_shard.staging import staging
 from draftsmith.extract_shard.tries import Tries, remembered, suspects
 from draftsmith.log import log
@@ -59,7 +59,7 @@ def extract(job: Job, termination: Termination) -> Outcome:
 
     A crash of the engine is followed by a new start, as long as each start brings something: rows that were in the step that
     failed are tried again alone, in the end, and left out when they fail again. Raises :class:`ExtractionFailed` otherwise;
-    what was published stays.
+    what was published stays. Once ``termination`` was asked there is no further start, and no row is blamed for a crash.
     """
     settings = job.config.extract
     tries = Tries(settings.max_tries, remembered(job.folder))
@@ -68,6 +68,9 @@ def extract(job: Job, termination: Termination) -> Outcome:
     while True:
         free, alone = tries.split(plan.missing(job.rows, present))
         if not free and not alone:
+            break
+        if termination.asked:
+            outcome.stopped = termination.name
             break
         outcome.figures["starts"] += 1
         with staging(job.folder, job.scatteritem) as stage, scratch() as sockets:
@@ -80,6 +83,8 @@ def extract(job: Job, termination: Termination) -> Outcome:
         outcome.failed = {row: entry for row, entry in outcome.failed.items() if row not in present}
         if attempt.stopped:
             outcome.stopped = attempt.stopped
+            if crash is not None:
+                log(crash)
             break
         if crash is None:
             break
@@ -121,6 +126,8 @@ class _Attempt:
         self.stopped: str | None = None
         self.full = False
         self.newly_quarantined = 0
+        self._to_write = 0
+        self._blamed: set[str] = set()
         self._load_seconds = self._run_seconds = 0.0
         self._more: dict[str, Any] = {}
         self._entries: list[dict[str, Any]] = []
@@ -147,6 +154,7 @@ class _Attempt:
         batches = plan.pack(free, self.job.batch_tokens)
         every = [*batches, *([row] for row in alone)]
         longest = max(row.length for batch in every for row in batch)
+        self._to_write = states_bytes(sum(row.length for batch in every for row in batch), self.job.per_token)
         session = Session(self.job.config, self.job.target, self.stage, longest)
         begun, loaded = time.perf_counter(), None
         lone: Sequence[PlannedRow] = ()
@@ -158,12 +166,12 @@ class _Attempt:
                 self._load_seconds = loaded - begun
                 stop = self._stop(session)
                 self._feed(session, batches, stop, 2 * self.job.config.engine.max_num_seqs)
-                lone = [*alone, *self._failed_once(free)]
+                self._blame_refused()
+                lone = self.tries.split(plan.missing([*alone, *free], self.publisher.published))[1]
                 if lone and not self.stopped:
                     log(f"extract: {len(lone)} rows failed before and are tried again, each alone")
                     for row in lone:
-                        if not self.stopped:
-                            self._feed(session, [[row]], stop, 1)
+                        self._alone(session, row, stop)
                 self._more |= {
                     "method": session.attached["method"], "runner": session.attached["runner"],
                     "async_scheduling": session.attached["async_scheduling"],
@@ -183,12 +191,10 @@ class _Attempt:
             return crash
 
     def _stop(self, session: Session) -> Callable[[], str | None]:
-        whole = states_bytes(sum(row.length for row in self.job.rows), self.job.per_token)
-
         def reserve() -> int:
             # Never more than what is left to write: else a store that fits would be stopped near its end.
-            begun = sum(path.stat().st_size for path in session.staging.glob("*") if path.is_file())
-            return max(0, min(session.buffered_bytes, whole - self.publisher.bytes - begun))
+            begun = held(session.staging)
+            return max(0, min(session.buffered_bytes, self._to_write - self.publisher.bytes - begun))
 
         room = Room(self.job.folder, reserve)
 
@@ -201,23 +207,32 @@ class _Attempt:
     def _feed(self, session: Session, batches: Any, stop: Callable[[], str | None], at_once: int) -> None:
         if not batches:
             return
-        alone = len(batches) == 1 and len(batches[0]) == 1
         self._more["writer"] = session.feed(batches, self.job.tokens, self.publisher, self.progress, stop, at_once)
         self._entries = ledger.read(session.errors)
-        row = batches[0][0].row_id
-        if alone and row not in self.publisher.published and row in self.failed_rows():
-            self._blame([row], self.failed_rows()[row], alone=True)
 
-    def _failed_once(self, rows: Sequence[PlannedRow]) -> list[PlannedRow]:
-        failed = self.failed_rows()
-        again = [row for row in rows if row.row_id in failed and row.row_id not in self.publisher.published]
-        for row in again:
-            self._blame([row.row_id], failed[row.row_id], alone=False)
-        return again
+    def _alone(self, session: Session, row: PlannedRow, stop: Callable[[], str | None]) -> None:
+        """Try one row until it is published or has used up its tries."""
+        while not self.stopped and not self._settled(row.row_id):
+            self._feed(session, [[row]], stop, 1)
+            entry = self.failed_rows().get(row.row_id)
+            if entry is None:
+                return
+            if not self.stopped and not self._settled(row.row_id):
+                self._blame([row.row_id], entry, certain=True)
 
-    def _blame(self, rows: Sequence[str], entry: dict[str, Any], alone: bool) -> None:
+    def _settled(self, row: str) -> bool:
+        return row in self.publisher.published or row in self.tries.quarantined
+
+    def _blame_refused(self) -> None:
+        """Blame the rows that were refused, once a start; of several that were refused together any may be the cause."""
+        for row, entry in self.failed_rows().items():
+            if row not in self._blamed and not self._settled(row):
+                self._blame([row], entry, certain=len(entry["rows"]) == 1)
+
+    def _blame(self, rows: Sequence[str], entry: dict[str, Any], certain: bool) -> None:
+        self._blamed.update(rows)
         before = len(self.tries.quarantined)
-        self.tries.blame(rows, entry, alone)
+        self.tries.blame(rows, entry, certain)
         self.newly_quarantined += len(self.tries.quarantined) - before
 
     def _crash(self, error: Exception, session: Session) -> str:
@@ -229,16 +244,20 @@ class _Attempt:
                 f"extract: publishing what was finished failed as well\n{ledger.text(ledger.describe(other, stage='publish'))}"
             )
         self._entries = ledger.read(session.errors)
-        entries = [entry for entry in self._entries if entry["stage"] not in ("validate", "publish")]
+        entries = ledger.of_engine(self._entries)
         if session.killed:
             entries.append(session.killed)
         entries.sort(key=lambda entry: entry["time"])
         running = [row.row_id for row in session.running.values()]
         suspected = suspects(entries, running) if session.running else []
+        if self.termination.asked:
+            # A scheduler signals the engine's processes too: that one of them ended says nothing of any row.
+            self.stopped, suspected = self.termination.name, []
+        else:
+            self._blame_refused()
         own = ledger.describe(error, stage="driver", rows=running or None)
         first = (entries or [own])[0]
-        alone = len(running) == 1
-        self._blame(suspected, first | {"rows": suspected}, alone)
+        self._blame(suspected, first | {"rows": suspected}, certain=len(running) == 1)
         kept = ledger.keep(
             self.job.folder, [*self._entries, *([session.killed] if session.killed else []), own], suspected
         )

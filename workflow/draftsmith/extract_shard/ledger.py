@@ -15,6 +15,8 @@ from draftsmith.files import read_json, write_json
 
 # Names the folder of records to every process of the engine.
 ERRORS = "DRAFTSMITH_ERRORS"
+ROW_STAGES = ("validate", "publish")
+"""Stages whose records tell of rows that were refused; the engine is well and goes on."""
 _ROWS_SHOWN = 5
 
 
@@ -40,6 +42,11 @@ def record(folder: Path, error: BaseException, **where: Any) -> dict[str, Any]:
 def read(folder: Path) -> list[dict[str, Any]]:
     """All recorded errors, the earliest first: it is the cause, the later ones are mostly its echoes."""
     return [read_json(path) for path in sorted(folder.glob("*.json"))]
+
+
+def of_engine(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records that mean that the engine has failed."""
+    return [entry for entry in entries if entry["stage"] not in ROW_STAGES]
 
 
 def keep(folder: Path, entries: Sequence[dict[str, Any]], suspects: Sequence[str]) -> Path | None:

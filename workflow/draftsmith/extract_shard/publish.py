@@ -172,7 +172,7 @@ class Publisher(threading.Thread):
             self.failed.update(dict.fromkeys(header.rows, entry))
             path.unlink()
             return
-        target = self.folder / path.name
+        target, size = self.folder / path.name, path.stat().st_size
         os.replace(path, target)
         fsync_folder(self.folder)
         self._journal.add(target)
@@ -181,7 +181,7 @@ class Publisher(threading.Thread):
         self.published.update(header.rows)
         self.batches += 1
         self.tokens += header.tokens
-        self.bytes += target.stat().st_size
+        self.bytes += size
 
 
 def _foreign_ids(batch: store.BatchFile) -> str | None:

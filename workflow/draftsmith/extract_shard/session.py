@@ -26,6 +26,8 @@ from draftsmith.extract_shard.publish import Publisher
 from draftsmith.extract_shard.watch import Watch, end_all
 from draftsmith.files import write_json
 from draftsmith.log import log
+from draftsmith.processes import held_engine
+from draftsmith.target_fingerprint import states_fingerprint
 
 Batches = Sequence[Sequence[PlannedRow]]
 _END_SECONDS = 15.0
@@ -55,6 +57,7 @@ class Session:
 
     def __enter__(self) -> Session:
         os.environ[ERRORS] = str(self.errors.absolute())
+        held_engine.hold(self.staging)
         self._before = psutil.Process().children(recursive=True)
         arguments = engine.vllm_arguments(self.config, self.target, self.longest + 2)
         # A cached prefix would never pass through the model, so its states would never be seen.
@@ -99,6 +102,7 @@ class Session:
         children = [child for child in psutil.Process().children(recursive=True) if child not in self._before]
         if self._watch is not None:
             self._watch.stop()
+        held_engine.release()
         if self.llm is not None:
             with contextlib.suppress(BaseException):
                 self.llm.llm_engine.engine_core.shutdown()
@@ -115,9 +119,10 @@ class Session:
         """Begin to capture: ``key`` is the fingerprint, ``stored`` (dtype, storage); no later batch may be larger than ``batches``."""
         begun = time.perf_counter()
         target, (dtype, storage) = self.target, stored
+        whose = states_fingerprint(target)
         tokens, rows = max(sum(row.length for row in batch) for batch in batches), max(len(batch) for batch in batches)
         header = store.BatchHeader(
-            fingerprint=key, target=target["fingerprint"], layers=target["layers"], dtype=dtype, storage=storage,
+            fingerprint=key, target=whose, layers=target["layers"], dtype=dtype, storage=storage,
             hidden_size=target["hidden_size"], rows=[""] * rows, lengths=[0] * (rows - 1) + [tokens], checksums=[], vllm="",
         )  # fmt: skip
         head, places = store.layout(header)
@@ -125,7 +130,7 @@ class Session:
         buffers = plan_of.buffers(self.step_tokens, tokens, len(batches))
         self.buffered_bytes = size * buffers
         plan = {
-            "fingerprint": key, "target": target["fingerprint"], "layers": target["layers"], "num_layers": target["num_layers"],
+            "fingerprint": key, "target": whose, "layers": target["layers"], "num_layers": target["num_layers"],
             "hidden_size": target["hidden_size"], "dtype": dtype, "storage": storage, "buffer_tokens": tokens, "buffer_bytes": size,
             "buffers": buffers, "in_writing": plan_of.IN_WRITING,
             "writer_threads": self.config.extract.writer_threads or (1 if hardware.device() == "cpu" else 8),

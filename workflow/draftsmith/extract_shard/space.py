@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import shutil
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from draftsmith.errors import DraftsmithError
@@ -23,6 +25,16 @@ def states_bytes(tokens: int, per_token: int) -> int:
 def needed(tokens: int, per_token: int) -> int:
     """Bytes that must be free before the first of so many tokens is extracted."""
     return states_bytes(tokens, per_token) + _MARGIN
+
+
+def held(folder: Path) -> int:
+    """Bytes of the files in ``folder``, beside others that rename and remove them: one that is gone by now has none."""
+    total = 0
+    for path in folder.glob("*"):
+        with suppress(FileNotFoundError):
+            found = path.stat()
+            total += found.st_size if stat.S_ISREG(found.st_mode) else 0
+    return total
 
 
 def check_space(folder: Path, tokens: int, per_token: int) -> None:

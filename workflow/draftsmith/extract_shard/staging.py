@@ -3,20 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from draftsmith.errors import DraftsmithError
+from draftsmith.files import check_writable
 from draftsmith.log import log
 from draftsmith.processes.owned_folders import folder_name, sweep
 
 SHARD = r"\d+-of-\d+"
+_NAME = ".staging"
+
+
+def unwritable(folder: Path) -> DraftsmithError | None:
+    """Why no batch can be written to a fingerprint's ``folder``, which need not be there yet; None when one can.
+
+    A store of another user, or on a read-only file system, serves a run all the same whose rows are all in it.
+    """
+    root = folder.parent
+    try:
+        for each in (root, folder, folder / _NAME):
+            # Folders that are yet to be made are made as the one above them allows.
+            if each == root or os.path.lexists(each):
+                check_writable(each, "extract.store")
+    except DraftsmithError as error:
+        return error
+    return None
 
 
 @contextlib.contextmanager
 def staging(folder: Path, scatteritem: str) -> Iterator[Path]:
     """A folder beside the batch files, so that publishing is a rename; what killed runs of this host left is removed."""
-    root = folder / ".staging"
+    root = folder / _NAME
     for owner in sweep(root, SHARD, own=True):
         log(
             f"extract: {root} has a folder of process {owner.pid} on {owner.host}, which may be at work on this store: "

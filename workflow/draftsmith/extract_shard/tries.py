@@ -24,11 +24,11 @@ class Tries:
         self._count = dict.fromkeys(suspected, 1)
         self.quarantined: dict[str, Entry] = {}
 
-    def blame(self, rows: Iterable[str], entry: Entry, alone: bool) -> None:
-        """Count a failure of ``rows``; one that was alone and has used up its tries is left out from now on."""
+    def blame(self, rows: Iterable[str], entry: Entry, certain: bool) -> None:
+        """Count a failure of ``rows``; ``certain`` ones, known to be its cause, are left out once they have used up their tries."""
         for row in rows:
             self._count[row] = self._count.get(row, 0) + 1
-            if alone and self._count[row] >= self.limit:
+            if certain and self._count[row] >= self.limit:
                 self.quarantined[row] = entry
 
     def split(self, rows: Sequence[PlannedRow]) -> tuple[list[PlannedRow], list[PlannedRow]]:

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from draftsmith.extract_shard import ledger
+from draftsmith.files import read_json
 from draftsmith.log import log
 
 _GRACE_SECONDS = 3.0
@@ -34,13 +36,14 @@ class Watch(threading.Thread):
         self._workers = {rank: psutil.Process(pid) for rank, pid in ranks.items() if pid != me.pid}
         self._all = {process.pid: process for process in me.children(recursive=True)} if self._workers else {}
         self._end = threading.Event()
+        self._read: set[Path] = set()
         self.gone: dict[str, Any] | None = None
 
     def run(self) -> None:
         """Look until something is wrong or :meth:`stop` is called."""
         while not self._end.wait(self.interval):
             dead = self._dead()
-            if dead or any(self.errors.glob("*.json")):
+            if dead or self._failed():
                 self.gone = dead
                 if not self._end.wait(_GRACE_SECONDS):
                     self._end_engine()
@@ -51,6 +54,12 @@ class Watch(threading.Thread):
         self._end.set()
         if self.is_alive():
             self.join()
+
+    def _failed(self) -> bool:
+        """Whether there is a new record of a failed engine; rows that were refused leave records in the same folder."""
+        new = set(self.errors.glob("*.json")) - self._read
+        self._read |= new
+        return bool(ledger.of_engine([read_json(path) for path in new]))
 
     def _dead(self) -> dict[str, Any] | None:
         for rank, process in self._workers.items():

@@ -70,6 +70,7 @@ def _shown(row: dict[str, Any], spans: list[tuple[int, int]], why: list[str], sp
         "why": [reason[:_NAME_CHARACTERS] for reason in why],
         "length": row["length"],
         "supervised": row["supervised"],
+        "cut": bool(row.get("cut")),
         "spans": len(spans),
         "first_spans": [list(span) for span in spans[:_SPANS]],
         "parts": parts(row["input_ids"], spans, speller),

@@ -14,7 +14,7 @@ from draftsmith.conversations import splits
 from draftsmith.errors import DraftsmithError
 
 _COLUMNS = ("row_id", "source", "domain", "split", "length", "supervised", "span_starts", "span_ends")
-_OPTIONAL = ("repeats",)
+_OPTIONAL = ("repeats", "cut")
 _BATCH_ROWS = 8192
 # Rows of each kind that are shown, and of how many domains and sources, the largest, one each.
 _EACH = 3
@@ -93,6 +93,7 @@ def survey(rows: Path, seed: int) -> Survey:
         "largest share supervised": _First(_EACH),
         "smallest share supervised": _First(_EACH),
         "most answers": _First(1),
+        "cut": _First(1),
         "held out for validation": _First(2),
     }
     domains: dict[str, _First] = {}
@@ -114,6 +115,8 @@ def survey(rows: Path, seed: int) -> Survey:
             ("at random", 0),
         ):
             kinds[name].offer((key, drawn), place)
+        if row.get("cut"):
+            kinds["cut"].offer(drawn, place)
         if row["split"] == "train":
             # Kept are the smallest, and a heap gives up its smallest first: hence the sign.
             (heapq.heappush if len(texts) < _TEXTS else heapq.heappushpop)(texts, (-drawn, place))

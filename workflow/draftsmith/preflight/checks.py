@@ -8,11 +8,10 @@ from typing import Any
 
 from draftsmith import hardware
 from draftsmith.config import Config
-from draftsmith.errors import DraftsmithError
 from draftsmith.files import check_writable
-from draftsmith.layers import resolve_layers
 from draftsmith.preflight import draft, machine, model, served, text
 from draftsmith.preflight.subject import Subject
+from draftsmith.target_sizes import check_sizes
 from draftsmith.verdict import Check, Found, made
 
 CHECKS: dict[str, Callable[[Subject], Found]] = {
@@ -45,14 +44,8 @@ def before_regeneration(config: Config, target: dict[str, Any]) -> None:
 
     Raises :class:`DraftsmithError` for layer ids, precision, draft vocabulary, a draft to begin with or a store that cannot work.
     """
-    resolve_layers(config.target.layers, target["num_layers"])
+    check_sizes(config, target)
     model.check_precision(hardware.target_dtype(config.target.dtype, target["torch_dtype"]), target)
-    # A draft that training goes on from brings its vocabulary along.
-    size = config.vocabulary.size if config.train.source is None else None
-    if size is not None and size > target["vocab_size"]:
-        raise DraftsmithError(
-            f"vocabulary.size is {size}, the target has {target['vocab_size']} tokens; lower it, or set it to null"
-        )
     check_writable(Path(config.extract.store), "extract.store")
     # A new draft with a Llama layer in vLLM's own layout cannot be unfit, and PyTorch takes seconds to import.
     if config.train.source is not None or config.export.layouts or config.train.architecture != "llama":

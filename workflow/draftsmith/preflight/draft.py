@@ -40,7 +40,9 @@ def check_draft(config: Config, target: dict[str, Any]) -> str:
     described = target | {"layers": resolve_layers(config.target.layers, target["num_layers"])}
     shape = draft_shape(described, config.train, size)
     check_layouts(list(config.export.layouts), shape)
-    if shape.latent is not None:
+    if shape.latent is None:
+        check_llama(shape)
+    else:
         check_latent(shape)
     sizes = f"width {shape.hidden_size}, {shape.heads} heads, {size:,} tokens"
     if source is None or ids is None:
@@ -58,6 +60,23 @@ def check_draft(config: Config, target: dict[str, Any]) -> str:
     finally:
         torch.set_num_threads(threads)
     return f"training goes on from {source}: {sizes}"
+
+
+def check_llama(shape: DraftShape) -> None:
+    """Fail where transformers, whose config of the layer training and servers build, refuses the sizes of a Llama layer."""
+    from transformers import AutoConfig
+
+    from draftsmith.export_draft.settings import layer_config
+
+    try:
+        shape.rotated()
+        AutoConfig.for_model(**layer_config(shape))
+    except Exception as error:
+        # Validators of transformers have errors of their own kinds.
+        raise DraftsmithError(
+            f"the draft of this target would have {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} key heads beside a width "
+            f"of {shape.hidden_size}, which transformers refuses ({' '.join(str(error).split())}); choose another target.model"
+        ) from error
 
 
 def check_latent(shape: DraftShape) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import psutil
 
-from draftsmith import engine, hardware, store
+from draftsmith import engine, get_target, hardware, store
 from draftsmith.extract_shard import space
 from draftsmith.extract_shard.plan import missing, stored_rows
-from draftsmith.files import check_writable
+from draftsmith.extract_shard.staging import unwritable
 from draftsmith.preflight.subject import Subject, needed
+from draftsmith.target_fingerprint import states_fingerprint
 from draftsmith.target_weights import loaded_bytes
 from draftsmith.verdict import Found, Status
 
@@ -36,7 +37,8 @@ def gpus(subject: Subject) -> Found:
 
 
 def memory(subject: Subject) -> Found:
-    """The checkpoint's weights have room: on a CPU in main memory, on GPUs in each one's share."""
+    """The checkpoint's weights are there still, and have room: on a CPU in main memory, on GPUs in each one's share."""
+    get_target.weight_files(subject.folder, str(subject.target.get("source", "?")))
     weights = loaded_bytes(subject.folder, subject.dtype) / GIB
     return _main_memory(subject, weights) if subject.on_cpu else _gpu_memory(subject, weights)
 
@@ -87,16 +89,20 @@ def _gpu_memory(subject: Subject, weights: float) -> Found:
 
 
 def store_room(subject: Subject) -> Found:
-    """The store can be written, and what it lacks fits on its disk."""
+    """What the store lacks can be written and fits on its disk."""
     config, target = subject.config, subject.target
     root = Path(config.extract.store)
-    check_writable(root, "extract.store")
     layers = needed(lambda: subject.layers, "layers")
     storage = config.extract.storage
-    key = store.fingerprint(target["fingerprint"], layers, subject.dtype, config.engine.args, storage)
+    key = store.fingerprint(states_fingerprint(target), layers, subject.dtype, config.engine.args, storage)
+    refusal = unwritable(root / key)
     index = store.scan(root / key, key)
     rows = set(stored_rows(subject.rows, config.extract.supervised_only).values())
     todo = missing(list(rows), index.rows)
+    if refusal is not None:
+        if todo:
+            raise refusal
+        return "ok", f"{root / key}: it cannot be written, and holds all {len(rows)} rows"
     per_token = store.bytes_per_token(len(layers), target["hidden_size"], subject.dtype, storage)
     need, free = space.needed(sum(row.length for row in todo), per_token), shutil.disk_usage(root).free
     detail = (

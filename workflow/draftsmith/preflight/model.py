@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import json
+from contextlib import suppress
 from typing import Any
 
 from draftsmith import engine, vllm_compat
@@ -11,9 +11,11 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.few_layers import parts
 from draftsmith.preflight.subject import EngineRefused, Subject, UnknownArchitecture, left_out, needed, version
 from draftsmith.verdict import Found, Skip
+from draftsmith.weight_files import read_config
 
-# Their float16 path scales the residual stream, so that its states are no longer the model's.
-_NO_FLOAT16 = ("deepseek", "kimi")
+# Their float16 path scales the residual stream, so that its states are no longer the model's. By name, where vLLM's class is not
+# at hand, or is a wrapper around another one.
+_NO_FLOAT16 = ("deepseek", "kimi", "glmmoedsa", "mistrallarge3", "panguultramoe", "pangupromoev2", "axk1")
 # Arguments of vLLM that the config has a key of its own for, which other stages read as well; None: the extraction's own.
 _OWN_KEYS = {
     "model": "target.source", "dtype": "target.dtype", "trust_remote_code": "target.trust_remote_code",
@@ -96,7 +98,7 @@ def reading(subject: Subject) -> Found:
 def layers(subject: Subject) -> Found:
     """The layer ids exist, and which kinds of layers they enter."""
     ids = subject.layers
-    settings = json.loads((subject.folder / "config.json").read_text())
+    settings = read_config(subject.folder)
     listed = (part.get("layer_types") for part in parts(settings))
     kinds = next(
         (kinds for kinds in listed if isinstance(kinds, list) and len(kinds) == subject.target["num_layers"]), []
@@ -151,6 +153,10 @@ def arguments(subject: Subject) -> Found:
 def precision(subject: Subject) -> Found:
     """The states are the model's own in this precision."""
     check_precision(subject.dtype, subject.target)
+    if subject.dtype == "float16":
+        # Without a class there is but the name.
+        with suppress(EngineRefused, Skip):
+            _refuse_float16(vllm_compat.scales_float16(_class(subject)))
     if subject.dtype == "bfloat16" and subject.on_cpu:
         return "warn", "bfloat16 is about five times slower than float32 on CPUs without its instructions"
     return "ok", subject.dtype
@@ -158,6 +164,10 @@ def precision(subject: Subject) -> Found:
 
 def check_precision(dtype: str, target: dict[str, Any]) -> None:
     """Fail for a precision that changes the states of the target's family."""
-    name = " ".join([target["model_type"], *(target.get("architectures") or [])]).lower()
-    if dtype == "float16" and any(family in name for family in _NO_FLOAT16):
+    name = " ".join([target["model_type"], *(target.get("architectures") or [])]).lower().replace("_", "")
+    _refuse_float16(dtype == "float16" and any(family in name for family in _NO_FLOAT16))
+
+
+def _refuse_float16(scaled: bool) -> None:
+    if scaled:
         raise DraftsmithError("target.dtype float16 scales the states of this family; set it to bfloat16")

@@ -68,7 +68,7 @@ def compare(
     chat: Chat, served: vllm_chat.ServedChat, sample: Mapping[str, Any], arguments: Mapping[str, Any]
 ) -> tuple[Found | None, list[int]]:
     """What is wrong with a sample's prompt (None: nothing), and its token ids as the rows have them."""
-    name = f"conversation {sample['conversation_id']} ({sample['source']})"
+    name = _name(sample)
     messages, tools = sample["messages"], sample.get("tools")
     try:
         ours = chat.render(messages, tools, prompt=True)
@@ -107,11 +107,16 @@ def compare(
     return None, ids
 
 
+def _name(sample: Mapping[str, Any]) -> str:
+    # Samples of an earlier version do not tell where they are from.
+    return sample.get("where") or f"conversation {sample['conversation_id']} ({sample['source']})"
+
+
 def _stale(chat: Chat, sample: Mapping[str, Any], begin: Sequence[int], ids: Sequence[int]) -> str:
     place = common(begin, ids)
     pieces = [chat.decode(tokens[max(place - 5, 0) : place + 10]) for tokens in (begin, ids)]
     return (
-        f"the row of conversation {sample['conversation_id']} ({sample['source']}) does not begin as it would be rendered now: "
+        f"the row of {_name(sample)} does not begin as it would be rendered now: "
         f"it has {pieces[0]!r}, and now comes {pieces[1]!r}; where the template writes the date, fix it in "
         "tokenize.template_args, else run the stage tokenize again"
     )

@@ -45,8 +45,10 @@ class Subject:
 
     @cached_property
     def lengths(self) -> dict[str, int]:
-        """Tokens of each row, by its id."""
+        """Tokens of each row, by its id; raises :class:`DraftsmithError` when there is no row."""
         table = read_rows(self.rows, ["row_id", "length"])
+        if table.empty:
+            raise DraftsmithError(f"{self.rows}: holds no rows; run the stage tokenize again, and look into its report")
         return dict(zip(table["row_id"], (int(length) for length in table["length"]), strict=True))
 
     @property
@@ -105,8 +107,9 @@ class Subject:
             ) from error
 
     def _look(self) -> vllm_compat.EngineView:
+        longest = max(needed(lambda: self.lengths, "row lengths").values())
         own = self.model_class
-        arguments = engine.vllm_arguments(self.config, self.target, max(self.lengths.values()) + MARGIN)
+        arguments = engine.vllm_arguments(self.config, self.target, longest + MARGIN)
         # As the extraction does.
         arguments["enable_prefix_caching"] = False
         for name in self.unknown_arguments():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from draftsmith.config import Tokenize
 from draftsmith.conversations import Message, Unusable
+from draftsmith.errors import DraftsmithError
 from draftsmith.preflight.subject import MARGIN, Subject, needed
 from draftsmith.rows import read_rows
 from draftsmith.verdict import Found
@@ -16,20 +20,24 @@ TURNS: list[Message] = [
 """A conversation that every chat template must be able to render."""
 # A model's vocabulary is padded, by some percent; a tokenizer of less than this share of it is another model's.
 _LEAST_SHARE = 0.5
+# The least that the config takes: no advice goes below it.
+_LEAST_LENGTH: int = next(rule.ge for rule in Tokenize.model_fields["max_length"].metadata if hasattr(rule, "ge"))
 
 
 def lengths(subject: Subject) -> Found:
     """Every row fits into the model's positions and into the engine's longest sequence."""
     longest = max(subject.lengths.values())
-    limits = [
-        (subject.target.get("max_positions"), "the target has {} positions"),
-        (subject.config.engine.args.get("max_model_len"), "engine.args.max_model_len is {}"),
-    ]
-    for limit, words in limits:
+    # As a number, as text, or as '4k': vLLM's own reading of it counts.
+    given = subject.config.engine.args.get("max_model_len")
+    limits = [(subject.target.get("max_positions"), "the target has {} positions", "take another target")]
+    if given is not None:
+        mend = "raise engine.args.max_model_len"
+        limits.append((_read_limit(subject, given), f"engine.args.max_model_len is {given}", mend))
+    for limit, words, otherwise in limits:
         if isinstance(limit, int) and 0 < limit < longest + MARGIN:
-            return "fail", (
-                f"the longest row has {longest} tokens, {words.format(limit)}; lower tokenize.max_length to {limit - MARGIN}"
-            )
+            fitting = limit - MARGIN
+            mend = f"lower tokenize.max_length to {fitting}" if fitting >= _LEAST_LENGTH else otherwise
+            return "fail", f"the longest row has {longest} tokens, {words.format(limit)}; {mend}"
     positions = subject.target.get("max_positions") or "?"
     return (
         "ok",
@@ -37,9 +45,18 @@ def lengths(subject: Subject) -> Found:
     )
 
 
+def _read_limit(subject: Subject, given: Any) -> int | None:
+    """What vLLM makes of ``engine.args.max_model_len``; the number as it is, where vLLM does not start with the arguments."""
+    try:
+        return int(subject.view.configured.model_config.max_model_len)
+    except DraftsmithError:
+        return int(given) if str(given).isdecimal() else None
+
+
 def vocabulary(subject: Subject) -> Found:
     """Tokens of the rows, and those that the tokenizer has, are tokens of the model."""
     size = subject.target["vocab_size"]
+    needed(lambda: subject.lengths, "row lengths")
     largest = max(int(row.max()) for row in read_rows(subject.rows, ["input_ids"])["input_ids"])
     if largest >= size:
         return "fail", (

@@ -15,7 +15,7 @@ import threading
 
 import psutil
 
-from draftsmith.processes import Identity, identity, send, this, wait
+from draftsmith.processes import Identity, held_engine, identity, send, this, wait
 
 DRIVER = "DRAFTSMITH_DRIVER"
 """The driver's number and start time, for the processes of its engine."""
@@ -33,7 +33,8 @@ def announce() -> None:
 
 
 def follow_driver() -> None:
-    """In a process of the engine: end the engine when the announced driver has ended. A second call does nothing."""
+    """In a process of the engine: end the engine when the announced driver has ended, and not before. It may be called often."""
+    held_engine.pass_over()
     pid, _, start = os.environ.get(DRIVER, "").partition("-")
     if pid.isdigit() and start.isdigit() and int(pid) != os.getpid() and os.getpid() not in _follows:
         _follows.add(os.getpid())

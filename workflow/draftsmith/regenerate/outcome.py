@@ -58,13 +58,13 @@ def write(
     drop_whole = config.regenerate.unfinished == "drop_conversation"
     with atomic_path(path) as temporary, open(temporary, "w") as lines:
         for conversation in wanted:
-            place, key = f"{conversation.source}, {conversation.conversation_id}", conversation.prompt_key()
+            where, key = conversation.where, conversation.prompt_key()
             if key not in journal:
-                dropped.add(place, "failed", errors.get(key, ""))
+                dropped.add(where, "failed", errors.get(key, ""))
                 continue
             talk = talks.restored(conversation, journal.get(key))
             if not talk.answers or (drop_whole and talk.ended == "truncated"):
-                dropped.add(place, str(talk.ended), talk.detail)
+                dropped.add(where, str(talk.ended), talk.detail)
                 continue
             written.add(talk)
             row = talks.completed(talk, target["fingerprint"]).as_row()

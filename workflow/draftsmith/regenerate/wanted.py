@@ -37,11 +37,10 @@ class Questions:
             if isinstance(given, Dropped):
                 self.dropped.add(given.where, given.reason, given.detail)
                 continue
-            place = f"{given.source}, {given.conversation_id}"
             if not isinstance(given, Conversation) or not talks.parts(given.messages):
-                self.dropped.add(place, "no_question")
+                self.dropped.add(given.where, "no_question")
             elif (key := given.prompt_key()) in seen:
-                self.dropped.add(place, "duplicate")
+                self.dropped.add(given.where, "duplicate")
             else:
                 seen.add(key)
                 yield given

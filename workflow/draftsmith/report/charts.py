@@ -20,6 +20,8 @@ _STEPS = 7
 _HEIGHT = 300
 # Characters of a label.
 _LABEL = 32
+# Ticks of an axis in per cent, with as many decimals as they need: of a fixed number, two ticks of a small range read alike.
+_PER_CENT = "~%"
 
 
 def ordered(count: int) -> list[str]:
@@ -71,7 +73,9 @@ def lines(
             if not ticks or at > 1.3 * ticks[-1]:
                 ticks.append(at)
         figure.update_xaxes(type="log", tickvals=ticks, ticktext=[f"{tick:,}" for tick in ticks])
-    figure.update_yaxes(title=y, tickformat=".0%" if percent else None, rangemode="tozero" if from_zero else "normal")
+    figure.update_yaxes(
+        title=y, tickformat=_PER_CENT if percent else None, rangemode="tozero" if from_zero else "normal"
+    )
     if percent and len({value for points in curves.values() for _, value in points if value is not None}) == 1:
         # Around a constant, plotly would show shares of more than everything.
         figure.update_yaxes(range=[0, 1.05])
@@ -134,7 +138,7 @@ def compared(groups: Sequence[str], series: Mapping[str, Sequence[Number]], *, x
     figure = _figure(traces, legend=len(traces) > 1, height=_bar_height(len(groups) * max(len(traces), 1)))
     figure.update_layout(barmode="group", bargap=0.3, hovermode="y unified")
     longest = max([value for values in series.values() for value in values if value is not None], default=0)
-    figure.update_xaxes(title=x, tickformat=".0%", range=[0, longest * 1.15 or 1])
+    figure.update_xaxes(title=x, tickformat=_PER_CENT, range=[0, longest * 1.15 or 1])
     figure.update_yaxes(autorange="reversed", type="category", automargin=True)
     return _json(figure)
 
@@ -206,7 +210,7 @@ def columns(
     )
     figure.update_xaxes(title=x, type="category")
     highest = max([value for values in series.values() for value in values if value is not None], default=0)
-    figure.update_yaxes(title=y, tickformat=".0%" if percent else None, range=[0, highest * 1.12 or 1])
+    figure.update_yaxes(title=y, tickformat=_PER_CENT if percent else None, range=[0, highest * 1.12 or 1])
     return _json(figure)
 
 

@@ -99,8 +99,8 @@ class Drawing:
     paths: list[str]
 
 
-def draw(graph: Graph, describe: Callable[[str], Box]) -> Drawing:
-    """Lay out ``graph`` from top to bottom.
+def draw(graph: Graph, describe: Callable[[str], Box], least_width: float = _LEAST_WIDTH) -> Drawing:
+    """Lay out ``graph`` from top to bottom, in boxes of one width: of ``least_width`` pixels, or as long names need.
 
     A rule stands below all that it waits for. In a row the rules with the longest way ahead stand left, so that the
     main line runs straight down; edges that pass a row have a lane right of its boxes.
@@ -109,7 +109,7 @@ def draw(graph: Graph, describe: Callable[[str], Box]) -> Drawing:
     depths = _depths(edges, "the graph")
     heights = _depths({node: {other for other in edges if node in edges[other]} for node in edges}, "the graph")
     rows = max(depths.values(), default=-1) + 1
-    width = max([_LEAST_WIDTH, *(_CHARACTER * len(name) + 26 for name in edges)])
+    width = max([least_width, *(_CHARACTER * len(name) + 26 for name in edges)])
     passing = {
         (need, node): list(range(depths[need] + 1, depths[node])) for node in edges for need in sorted(edges[node])
     }

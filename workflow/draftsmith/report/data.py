@@ -33,7 +33,6 @@ REPORTS = {
 _FAILED = {
     "preflight": "failed-preflight.json",
     "dry_run": "failed-dry_run.json",
-    "evaluate_draft": "evaluate/failed-evaluate.json",
 }
 
 

@@ -10,6 +10,7 @@ from draftsmith.report.model import Fact, Run, Sample, Token
 from draftsmith.report.values import count, counted, dig, listing, number, pairs, ratio, share, shown, text
 
 _LACKING = "not in look/look.json"
+_CUT = "cut: it was longer than tokenize.max_length"
 _SIGNS = {" ": "space", "\n": "line", "\t": "tab"}
 # Format characters, among them those that turn the direction of what follows, and all blanks but the plain one.
 _UNSEEN = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs")
@@ -19,6 +20,7 @@ def sample(given: Any, place: int) -> Sample:
     """One row of look.json as the page shows it; ``place`` counts from 1."""
     why = [_seen(reason) for reason in listing(given, "why")]
     length, supervised = number(given, "length"), number(given, "supervised")
+    cut = dig(given, "cut") is True
     facts = [
         *(
             Fact(label, text(_seen(dig(given, key)), _LACKING))
@@ -30,7 +32,7 @@ def sample(given: Any, place: int) -> Sample:
                 ("Split", "split"),
             )
         ),
-        Fact("Length", shown(length, lambda value: f"{count(value)} tokens", _LACKING)),
+        Fact("Length", shown(length, lambda value: f"{count(value)} tokens", _LACKING), _CUT if cut else ""),
         Fact(
             "Supervised",
             shown(supervised, lambda value: f"{count(value)} tokens", _LACKING),
@@ -38,6 +40,8 @@ def sample(given: Any, place: int) -> Sample:
         ),
     ]
     runs = [run for part in listing(given, "parts") if (run := _run(part)) is not None]
+    if cut:
+        runs.append(Run(int(length or 0), False, (), f"here the row was {_CUT}"))
     tokens = {token.place: token for run in runs for token in run.tokens}
     spans = [_span(int(start), int(end), tokens) for start, end in pairs(given, "first_spans")]
     more = (number(given, "spans") or 0) - len(spans)
@@ -49,6 +53,7 @@ def sample(given: Any, place: int) -> Sample:
             shown(length, lambda value: f"{count(value)} tokens", "").text,
             shown(ratio(supervised, length), lambda value: f"{share(value)} supervised", "").text,
             _seen(dig(given, "domain")),
+            "cut" if cut else "",
         )
         if part
     )

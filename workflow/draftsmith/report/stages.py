@@ -6,17 +6,21 @@ from typing import NamedTuple
 
 
 class Stage(NamedTuple):
-    """A rule; ``section`` is the id of the page's part about it, ``needs`` the rules whose outputs are its inputs."""
+    """A rule; ``section`` is the id of the page's part about it, ``needs`` the rules whose outputs are its inputs.
+
+    An ``optional`` one is part of a run only where the config asks for it.
+    """
 
     name: str
     what: str
     section: str
     needs: tuple[str, ...]
+    optional: bool = False
 
 
 _STAGES = (
     Stage("get_target", "find or fetch the target", "provenance", ()),
-    Stage("regenerate", "answers in the target's own words", "data", ("get_target",)),
+    Stage("regenerate", "answers in the target's own words", "data", ("get_target",), optional=True),
     Stage("tokenize", "token rows with supervised spans", "data", ("get_target", "regenerate")),
     Stage("preflight", "checks before any model is loaded", "workflow", ("get_target", "tokenize")),
     Stage("clean_gpus", "nothing may hold the granted GPUs", "workflow", ("preflight",)),
@@ -63,12 +67,16 @@ _STAGES = (
             "evaluate_draft",
         ),
     ),
+    Stage("gate", "fails a draft below the minimum", "evaluation", ("evaluate_draft", "report")),
 )
 
 BY_NAME = {stage.name: stage for stage in _STAGES}
 
 
 def graph(*, regenerated: bool) -> dict[str, set[str]]:
-    """Each rule with the rules that it waits for; ``regenerate`` is part of a run only where the config says so."""
-    names = [stage.name for stage in _STAGES if regenerated or stage.name != "regenerate"]
+    """Each rule with the rules that it waits for, but those that come after the page.
+
+    ``regenerate`` is part of a run only where the config says so.
+    """
+    names = [stage.name for stage in _STAGES if stage.name != "gate" and (regenerated or stage.name != "regenerate")]
     return {name: set(BY_NAME[name].needs) & set(names) for name in names}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from draftsmith.errors import DraftsmithError
@@ -62,12 +63,13 @@ def _touched(root: Path, name: str) -> float:
 
 
 def run(results: Path | None, *, watch: bool, as_json: bool, every: float) -> None:
-    """Print the state of a run, once or anew every ``every`` seconds until it is over or Ctrl-C."""
-    if results is not None and not _is_run(results):
-        raise DraftsmithError(f"{results}: no such run; give the folder results/NAME, which `ls results` shows")
+    """Print the state of a run, once or anew every ``every`` seconds until it is over or Ctrl-C.
+
+    Raises :class:`DraftsmithError` when there is no such run; to watch one that has not begun, it is waited for.
+    """
     try:
         if not watch:
-            _print(status(results or find(Path())), as_json)
+            _print(status(_found(results)), as_json)
         elif as_json or not sys.stdout.isatty():
             _lines(results, every, as_json)
         else:
@@ -75,6 +77,34 @@ def run(results: Path | None, *, watch: bool, as_json: bool, every: float) -> No
     except KeyboardInterrupt:
         # Asked for: no error, and no stack.
         sys.exit(0)
+
+
+def _found(results: Path | None) -> Path:
+    """results/NAME of the run that is asked for."""
+    if results is None:
+        return find(Path())
+    if not _is_run(results):
+        raise DraftsmithError(f"{results}: no such run; give the folder results/NAME, which `ls results` shows")
+    return results
+
+
+def _looks(results: Path | None, every: float) -> Iterator[Status]:
+    """The run's state every so many seconds, from when it is there until it is over."""
+    waiting = False
+    while True:
+        try:
+            found = status(_found(results))
+        except DraftsmithError as reason:
+            if not waiting:
+                # What is asked for on standard output stays alone there.
+                print(f"{reason}\nwaiting until it is there; Ctrl-C leaves", file=sys.stderr, flush=True)
+            waiting = True
+        else:
+            yield found
+            # Its folders are there a moment before its first job.
+            if found.over and found.count("waiting") < len(found.jobs):
+                return
+        time.sleep(every)
 
 
 def _print(found: Status, as_json: bool) -> None:
@@ -95,8 +125,7 @@ def _lines(results: Path | None, every: float, as_json: bool) -> None:
     from draftsmith.status import table
 
     before: list[str] = []
-    while True:
-        found = status(results or find(Path()))
+    for found in _looks(results, every):
         if as_json:
             print(found.model_dump_json(), flush=True)
         else:
@@ -105,9 +134,6 @@ def _lines(results: Path | None, every: float, as_json: bool) -> None:
             if changed:
                 print("\n".join([lines[0], *changed]), flush=True)
             before = lines
-        if found.over:
-            return
-        time.sleep(every)
 
 
 def _live(results: Path | None, every: float) -> None:
@@ -115,9 +141,8 @@ def _live(results: Path | None, every: float) -> None:
 
     from draftsmith.status import table
 
-    found = status(results or find(Path()))
-    with Live(table.table(found), auto_refresh=False) as live:
-        while not found.over:
-            time.sleep(every)
-            found = status(results or find(Path()))
+    looks = _looks(results, every)
+    # Begun only now: nothing else may be printed while it is on.
+    with Live(table.table(next(looks)), auto_refresh=False) as live:
+        for found in looks:
             live.update(table.table(found), refresh=True)

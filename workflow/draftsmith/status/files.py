@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from draftsmith.errors import opening
+
 # A shard's manifest names every row; beyond this it is left alone, so that the answer comes at once.
 _MOST_BYTES = 8 << 20
 _TAIL_BYTES = 64 << 10
 _ERROR = re.compile(r"^\d\d:\d\d:\d\d error: (.*)$")
+_STAMPED = re.compile(r"^\d\d:\d\d:\d\d ")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -32,25 +36,29 @@ def json_object(path: Path, most_bytes: int | None = None) -> dict[str, Any] | N
     return None
 
 
-def tail(path: Path) -> list[str]:
-    """The last lines of a text."""
+def tail(path: Path, most_bytes: int = _TAIL_BYTES) -> list[str]:
+    """The last lines of a text, of at most so many bytes."""
     with suppress(OSError), open(path, "rb") as file:
         file.seek(0, 2)
-        file.seek(max(0, file.tell() - _TAIL_BYTES))
+        file.seek(max(0, file.tell() - most_bytes))
         return file.read().decode(errors="replace").splitlines()
     return []
 
 
 def last_error(log: Path) -> str | None:
-    """The first line of the error that a rule's log ends with; of a traceback the line that says what it was."""
+    """The first line of the error that a rule's log ends with, and what it announces; of a traceback the line that says what it was."""
     lines = tail(log)
     for place in range(len(lines) - 1, -1, -1):
         if match := _ERROR.match(lines[place]):
+            after = lines[place + 1 :]
             if match[1] != _TRACEBACK:
-                return match[1]
+                # What is logged later is no part of it.
+                own = itertools.takewhile(lambda line: not _STAMPED.match(line), after)
+                return opening([match[1], *own])
             # Frames are indented, and so are the lines of code under them.
-            told = (line for line in lines[place + 1 :] if line.strip() and not line.startswith((" ", _TRACEBACK)))
-            return next(told, _TRACEBACK)
+            told = (n for n, line in enumerate(after) if line.strip() and not line.startswith((" ", _TRACEBACK)))
+            first = next(told, None)
+            return _TRACEBACK if first is None else opening(after[first:])
     return None
 
 

@@ -19,11 +19,16 @@ _SUBMITTED = re.compile(
     r"^Job (\d+) has been submitted with SLURM jobid (\S+) \(log: .*/rule_(\w+)(?:/(\d+-of-\d+))?/[^/]+\)"
 )
 _RUN = re.compile(r"\b(?:results|logs)/([A-Za-z0-9][\w.-]*)/")
+# What a job writes is its own run's; what it reads may be another's.
+_WRITTEN = re.compile(r"^    (?:output|log): ")
 _FINISHED = re.compile(r"^Finished jobid: (\d+)")
 # The last line. Snakemake's other farewells are also in the logs of failed jobs, whose own Snakemake ends, and which it shows.
 _END = "Complete log"
 _BEGUN = ("Select jobs to execute", "Trying to restart job")
 _FRESH_SECONDS = 60.0
+# Logs of failed jobs are shown within, and every report, unlock and picture leaves a log of its own.
+_MOST_BYTES = 1 << 20
+_MOST_LOGS = 200
 Key = tuple[str, str | None]
 
 
@@ -38,10 +43,11 @@ class Log:
 
 
 def read(root: Path, name: str) -> Log | None:
-    """The newest log of a run called ``name`` in the working folder ``root``."""
-    for path in sorted((root / ".snakemake" / "log").glob("*.snakemake.log"), reverse=True)[:10]:
-        lines = tail(path)
-        named = {match[1] for line in lines for match in _RUN.finditer(line)} - {"slurm"}
+    """The newest log with jobs of the run ``name`` in the working folder ``root``; other commands of Snakemake leave logs without."""
+    for path in sorted((root / ".snakemake" / "log").glob("*.snakemake.log"), reverse=True)[:_MOST_LOGS]:
+        lines = tail(path, _MOST_BYTES)
+        written = (line for line in lines if _WRITTEN.match(line))
+        named = {match[1] for line in written for match in _RUN.finditer(line)} - {"slurm"}
         if name in named or (not named and any(_SUBMITTED.match(line) for line in lines) and _only(root, name)):
             return _parse(root, path, lines)
     return None

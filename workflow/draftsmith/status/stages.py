@@ -53,10 +53,11 @@ STAGES = (
     ),
     Stage("export_draft", "draft/export.json"),
     Stage(
-        "evaluate_draft", "evaluate/evaluate.json", failed="evaluate/failed-evaluate.json", unit="prompts",
+        "evaluate_draft", "evaluate/evaluate.json", unit="prompts",
         figures={"done": ("prompts",), "tokens_per_second": ("tokens_per_second", "draft")},
     ),
     Stage("report", "report.html"),
+    Stage("gate", "gate.json"),
 )  # fmt: skip
 
 

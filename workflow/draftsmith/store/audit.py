@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from pydantic import BaseModel
 
+from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json
 from draftsmith.store.format import SUFFIX, BatchHeader, DamagedFile, OtherFormat
 from draftsmith.store.inventory import folders
@@ -58,11 +59,11 @@ def audit(store: Path, manifest: Path | None, threads: int, progress: Counter) -
     """Read every file of every fingerprint in ``store``.
 
     Sound files are noted in the journal as verified, damaged ones as damaged, so that the next extraction looks at them
-    again; nothing is moved. Raises :class:`draftsmith.errors.DraftsmithError` when ``store`` is none, or a file may not be
-    read.
+    again; nothing is moved. Raises :class:`draftsmith.errors.DraftsmithError` when ``store`` is none, the manifest is
+    none, or a file may not be read.
     """
     begun = time.monotonic()
-    places = None if manifest is None else read_json(manifest)
+    places = None if manifest is None else _places(manifest)
     files = {folder: sorted(folder.glob(f"*{SUFFIX}")) for folder in folders(store)}
     made = Audit(store=str(store), fingerprints=[], files=sum(map(len, files.values())))
     made.bytes = sum(_size(path) for paths in files.values() for path in paths)
@@ -79,6 +80,20 @@ def audit(store: Path, manifest: Path | None, threads: int, progress: Counter) -
     made.seconds = round(time.monotonic() - begun, 2)
     made.sound = not made.missing and not any(each.damaged for each in made.fingerprints)
     return made
+
+
+def _places(manifest: Path) -> dict[str, Any]:
+    """The manifest's content, of which ``fingerprint`` is a text and ``rows`` gives file and place of each row."""
+    values = read_json(manifest)
+    rows = values.get("rows") if isinstance(values, dict) else None
+    if not isinstance(rows, dict) or not isinstance(values.get("fingerprint"), str):
+        raise DraftsmithError(f"{manifest}: is no manifest; name results/NAME/extract/manifest.json")
+    for row, place in rows.items():
+        if not isinstance(place, list) or [type(part) for part in place] != [str, int]:
+            raise DraftsmithError(
+                f"{manifest}: the place of row {row} is {place!r} and should be a file and a number; run merge_manifest again"
+            )
+    return values
 
 
 def _size(path: Path) -> int:

@@ -128,9 +128,14 @@ def clean(
         )
 
     chosen = [item for item in items if asked(item)]
-    if yes:
-        for item in chosen:
+    for done, item in enumerate(chosen if yes else []):
+        try:
             leftovers.remove(item, store)
+        except OSError as error:
+            raise DraftsmithError(
+                f"{item.path}: cannot be removed as a whole ({error.strerror}), and {len(chosen) - done} of {len(chosen)} are still to go, "
+                f"{', '.join(each.path.name for each in chosen[done:])}; make the store writable, and run the same command again"
+            ) from None
     if as_json:
         listed = [
             item.model_dump(mode="json") | {"asked_for": item in chosen, "removed": yes and item in chosen}
@@ -145,7 +150,10 @@ def _manifest(path: Path) -> dict[str, str]:
     """The manifest at ``path``; a file that is none is named as what it is."""
     try:
         values = json.loads(path.read_text())
-        return {"store": values["store"], "fingerprint": values["fingerprint"]}
+        found = {"store": values["store"], "fingerprint": values["fingerprint"]}
+        if not all(isinstance(value, str) for value in found.values()):
+            raise TypeError
+        return found
     except FileNotFoundError:
         raise DraftsmithError(f"{path}: no such file; merge_manifest writes results/NAME/extract/manifest.json") from None
     except (OSError, ValueError, KeyError, TypeError):

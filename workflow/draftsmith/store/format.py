@@ -39,6 +39,8 @@ AGAIN = "snakemake with `--forcerun extract_shard` computes its rows again"
 """The mend, for messages about a file that is gone or damaged."""
 Storage = Literal["plain", "fp8"]
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "int64": 8, "int32": 4}
+DTYPES = frozenset({"float32", "bfloat16", "float16"})
+"""What states may be read in."""
 _SAFETENSORS_NAME = {
     "float32": "F32", "bfloat16": "BF16", "float16": "F16", "float8_e4m3fn": "F8_E4M3", "int64": "I64", "int32": "I32",
 }  # fmt: skip
@@ -52,6 +54,10 @@ class StoreError(DraftsmithError):
 
 class DamagedFile(StoreError):
     """A file that is not, or no longer, what a writer of the store left under its name: damaged, or foreign."""
+
+
+class UnreadableFile(StoreError):
+    """A file that cannot be read here and now, and may be sound: it is left where it is."""
 
 
 class OtherFormat(StoreError):

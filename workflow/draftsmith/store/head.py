@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import struct
@@ -16,6 +17,7 @@ from draftsmith.store.format import (
     DamagedFile,
     OtherFormat,
     StoreError,
+    UnreadableFile,
     batch_name,
     checksum,
     layout,
@@ -25,7 +27,7 @@ from draftsmith.store.format import (
 def read_metadata(file: BinaryIO, path: Path) -> tuple[dict[str, Any], bytes]:
     """What the file at ``path``, open as ``file``, says of itself, in any format version, and its head as it lies there.
 
-    Raises :class:`DamagedFile` when it is no batch file.
+    Raises :class:`DamagedFile` when it is no batch file, :class:`UnreadableFile` when it cannot be read.
     """
     try:
         start = file.read(8)
@@ -41,7 +43,7 @@ def read_metadata(file: BinaryIO, path: Path) -> tuple[dict[str, Any], bytes]:
             raise TypeError
         return values, start + text
     except OSError as error:
-        raise DamagedFile(f"{path}: cannot be read ({error.strerror})") from error
+        raise unreadable(path, error) from error
     except (ValueError, struct.error, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFile(f"{path}: is no readable batch file ({type(error).__name__})") from error
 
@@ -69,25 +71,39 @@ def read_head(file: BinaryIO, path: Path) -> tuple[BatchHeader, dict[str, tuple[
 def open_file(path: Path) -> BinaryIO:
     """Open a batch file for reading.
 
-    Raises :class:`FileNotFoundError` when it is gone, :class:`StoreError` when it may not be read, which is no damage.
+    Raises :class:`FileNotFoundError` when it is gone, :class:`UnreadableFile` when it cannot be opened, which is no damage.
     """
     try:
         return open(path, "rb")
     except FileNotFoundError:
         raise
-    except PermissionError as error:
-        raise StoreError(
-            f"{path}: may not be read ({error.strerror}); let its owner make the store readable for all who share it"
-        ) from error
+    except IsADirectoryError as error:
+        raise DamagedFile(f"{path}: is a folder") from error
     except OSError as error:
-        raise DamagedFile(f"{path}: cannot be read ({error.strerror})") from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> UnreadableFile:
+    """What an error of the operating system says of ``path``, with the mend: it tells of the machine, not of the content."""
+    told = error.strerror or type(error).__name__
+    if isinstance(error, PermissionError):
+        return UnreadableFile(
+            f"{path}: may not be read ({told}); let its owner make the store readable for all who share it"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        mend = "raise the limit of open files (ulimit -n), or name fewer threads"
+    elif error.errno == errno.ENOMEM:
+        mend = "give the job more memory"
+    else:
+        mend = f"look after its disk or file server, or, if it never can be read, move it to {path.parent / '.damaged'}"
+    return UnreadableFile(f"{path}: cannot be read ({told}); {mend}, and run the same command again")
 
 
 def read_header(path: Path) -> tuple[BatchHeader, dict[str, tuple[int, int]]]:
     """Read and check the head of a batch file, and for each tensor its first byte and size; the states are not read.
 
     Raises :class:`StoreError`: :class:`DamagedFile` when the file is cut short, has bytes too many, a damaged head, or is
-    no batch file, and :class:`OtherFormat` when another version wrote it.
+    no batch file, :class:`OtherFormat` when another version wrote it, and :class:`UnreadableFile` when it cannot be read.
     """
     try:
         with open_file(path) as file:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from draftsmith.log import log
-from draftsmith.store.format import SUFFIX, BatchHeader, DamagedFile, OtherFormat, StoreError
+from draftsmith.store.format import SUFFIX, BatchHeader, DamagedFile, OtherFormat, StoreError, UnreadableFile
 from draftsmith.store.head import check_belongs, open_file, read_head
 from draftsmith.store.verification import Identity, Journal, Lines, examine_all, identity, move_aside
 
@@ -69,10 +69,13 @@ def _head(path: Path, key: str | None) -> Head | None:
 def scan(folder: Path, key: str) -> StoreIndex:
     """Read the head of every batch file in ``folder``; files of another fingerprint or broken ones are listed as bad.
 
-    Quick, and blind to damage of the states themselves: what is to be used goes through :func:`trusted`.
+    Quick, and blind to damage of the states themselves: what is to be used goes through :func:`trusted`. Raises
+    :class:`UnreadableFile` when a file cannot be read, as :func:`trusted` would.
     """
     index = StoreIndex({}, {}, {})
     for head in heads(folder, key):
+        if isinstance(head.error, UnreadableFile):
+            raise head.error
         if head.header is None:
             index.bad[head.path.name] = f"{head.error}; it is ignored and its rows are computed again"
         else:
@@ -84,7 +87,7 @@ def trusted(folder: Path, key: str, wanted: Iterable[str]) -> StoreIndex:
     """As :func:`scan`, of verified files alone: each row in the result may be used.
 
     Files that hold rows of ``wanted`` are read and compared with their checksums, in a few threads, unless the journal names
-    them with the size and mtime that they have; other files are left alone and are not in the result unless the journal
+    them with the size and times that they have; other files are left alone and are not in the result unless the journal
     names them. Damaged and foreign files are moved to ``.damaged``, each with a line of log, and listed as bad: their rows
     are missing. Raises :class:`StoreError` when a file may not be read, or cannot be moved.
     """

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from draftsmith.errors import DraftsmithError
-from draftsmith.store.format import OtherFormat, bytes_per_token
-from draftsmith.store.head import read_metadata
+from draftsmith.store.format import DTYPES, DamagedFile, OtherFormat, StoreError, bytes_per_token
+from draftsmith.store.head import open_file, read_metadata
 from draftsmith.store.index import Head, heads
 from draftsmith.store.leftovers import Leftover, damaged, staging
 from draftsmith.store.verification import Journal
@@ -69,7 +69,7 @@ def folders(store: Path) -> list[Path]:
         raise DraftsmithError(f"{store}: no such folder; name that of extract.store")
     found = sorted(path for path in store.iterdir() if _KEY.fullmatch(path.name) and path.is_dir())
     if not found and _KEY.fullmatch(store.resolve().name):
-        return [store]
+        return [store if _KEY.fullmatch(store.name) else store.resolve()]
     if not found:
         raise DraftsmithError(
             f"{store}: is no store, as no folder in it is named after a fingerprint; name that of extract.store"
@@ -86,26 +86,30 @@ def contents(folder: Path) -> Contents:
     vllm: set[str] = set()
     formats: set[int] = set()
     for head in heads(folder, made.fingerprint):
-        values = _values(head)
-        if values is None:
-            made.unreadable[head.path.name] = str(head.error)
+        try:
+            values = _values(head)
+        except FileNotFoundError:
+            # An extraction that is running has moved it aside.
+            continue
+        except StoreError as error:
+            made.unreadable[head.path.name] = str(error)
             continue
         made.files += 1
         made.bytes += head.seen.size
         made.verified += (head.path.name, head.seen) in known
-        made.tokens += sum(values.get("lengths", []))
+        made.tokens += sum(values["lengths"])
         newest = max(newest, head.seen.mtime_ns)
-        seen.update(values.get("rows", []))
-        vllm.add(str(values.get("vllm")))
+        seen.update(values["rows"])
+        vllm.add(str(values["vllm"]))
         formats.add(values["format"])
         for name in ("target", "layers", "dtype", "storage", "hidden_size"):
-            if name in values:
+            if values[name] is not None:
                 setattr(made, name, values[name])
     made.rows, made.duplicates = len(seen), sum(count > 1 for count in seen.values())
     made.vllm, made.formats = sorted(vllm), sorted(formats)
     if made.tokens:
         made.bytes_per_token = round(made.bytes / made.tokens, 1)
-    if made.hidden_size and made.dtype:
+    if made.hidden_size and made.dtype in DTYPES:
         kind = "fp8" if made.storage == "fp8" else "target"
         made.formula = bytes_per_token(len(made.layers), made.hidden_size, made.dtype, kind)
     if newest:
@@ -113,13 +117,33 @@ def contents(folder: Path) -> Contents:
     return made
 
 
-def _values(head: Head) -> dict[str, Any] | None:
+class _Told(BaseModel):
+    """What a file of any format version may say of itself, as far as it is shown."""
+
+    format: int
+    target: str | None = None
+    layers: list[int] | None = None
+    dtype: str | None = None
+    storage: str | None = None
+    hidden_size: int | None = None
+    rows: list[str] = []
+    lengths: list[int] = []
+    vllm: str | None = None
+
+
+def _values(head: Head) -> dict[str, Any]:
+    """What the file says of itself; raises its error where it has no head of its fingerprint."""
     if head.header is not None:
         return head.header.model_dump()
-    if isinstance(head.error, OtherFormat):
-        with open(head.path, "rb") as file:
-            return read_metadata(file, head.path)[0]
-    return None
+    if not isinstance(head.error, OtherFormat):
+        raise head.error or StoreError(f"{head.path}: has no head")
+    with open_file(head.path) as file:
+        values, _ = read_metadata(file, head.path)
+    try:
+        return _Told.model_validate(values).model_dump()
+    except ValidationError as error:
+        where = ".".join(str(part) for part in error.errors()[0]["loc"])
+        raise DamagedFile(f"{head.path}: is no readable batch file (its {where} is of another kind)") from None
 
 
 def _errors(folder: Path) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -14,7 +14,7 @@ from draftsmith.store.format import SUFFIX
 from draftsmith.store.verification import DAMAGED
 
 STAGING = ".staging"
-# As extract_shard names them: shard, then host and process id.
+# As extract_shard names them: shard, then host, place and process id.
 _SHARD = r"\d+-of-\d+"
 
 
@@ -29,9 +29,12 @@ class Leftover(BaseModel):
 
 
 def size(path: Path) -> int:
-    """Bytes of a file, or of all files below a folder; links are not followed."""
+    """Bytes of a file, or of all files below a folder; links are not followed, and what has just gone has none."""
     if not path.is_dir() or path.is_symlink():
-        return path.lstat().st_size
+        try:
+            return path.lstat().st_size
+        except FileNotFoundError:
+            return 0
     total = 0
     for folder, _, names in os.walk(path):
         for name in names:
@@ -48,7 +51,10 @@ def staging(folder: Path) -> list[Leftover]:
     found = []
     for path in sorted((folder / STAGING).glob("*")):
         removable, note = _owner(path)
-        found.append(Leftover(kind="staging", path=path, bytes=size(path), removable=removable, note=note))
+        bytes_ = size(path)
+        # Its owner may have ended since it was listed.
+        if os.path.lexists(path):
+            found.append(Leftover(kind="staging", path=path, bytes=bytes_, removable=removable, note=note))
     return found
 
 
@@ -65,7 +71,11 @@ def damaged(folder: Path) -> list[Leftover]:
     found = []
     for path in sorted((folder / DAMAGED).glob(f"*{SUFFIX}")):
         why = path.with_suffix(".txt")
-        note = why.read_text().strip() if why.is_file() else "the reason is not noted"
+        try:
+            note = why.read_text().strip()
+        except OSError:
+            # The reason comes after the file.
+            note = "the reason is not noted"
         found.append(Leftover(kind="damaged", path=path, bytes=size(path), removable=True, note=note))
     return found
 
@@ -84,9 +94,12 @@ def fingerprint(folder: Path) -> Leftover:
 def remove(item: Leftover, store: Path) -> None:
     """Delete a leftover, after another look at whose it is.
 
-    Raises :class:`DraftsmithError` when it is a link, does not lie in ``store``, or belongs to a process that may be alive.
+    Raises :class:`DraftsmithError` when it is a link, does not lie in ``store``, or belongs to a process that may be alive,
+    :class:`OSError` when it cannot be deleted.
     """
     path = item.path
+    if not path.is_symlink() and path.resolve() == store.resolve():
+        raise DraftsmithError(f"{path}: is the folder of one fingerprint; to remove it, name the store, {path.resolve().parent}")
     if path.is_symlink() or store.resolve() not in path.resolve().parents:
         raise DraftsmithError(f"{path}: is a link, or does not lie in {store}; remove it by hand")
     if item.kind == "staging":
@@ -96,7 +109,12 @@ def remove(item: Leftover, store: Path) -> None:
     if item.kind == "fingerprint" and not (now := fingerprint(path)).removable:
         raise DraftsmithError(f"{path}: stays, as {now.note}")
     if path.is_dir():
-        shutil.rmtree(path)
+        shutil.rmtree(path, onerror=_passing_over_what_is_gone)
         return
-    path.unlink()
+    path.unlink(missing_ok=True)
     path.with_suffix(".txt").unlink(missing_ok=True)
+
+
+def _passing_over_what_is_gone(_: Any, path: str, error: tuple[type[BaseException], BaseException, Any]) -> None:
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]

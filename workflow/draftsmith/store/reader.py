@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.store.float8 import dequantise
-from draftsmith.store.format import AGAIN, DamagedFile, StoreError, checksum, row_id, row_parts, tensors
-from draftsmith.store.head import check_belongs, open_file, read_head
+from draftsmith.store.format import AGAIN, DamagedFile, StoreError, UnreadableFile, checksum, row_id, row_parts, tensors
+from draftsmith.store.head import check_belongs, open_file, read_head, unreadable
 from draftsmith.store.verification import DAMAGED, examine, move_aside
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ class BatchFile:
         # The head and the map are of one file, though another may take its name between them.
         with open_file(path) as file:
             self.header, places = read_head(file, path)
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            try:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            except OSError as error:
+                raise unreadable(path, error) from error
         view = memoryview(self._map)
 
         def part(at: int, size: int) -> Tensor:
@@ -124,6 +127,9 @@ class StoreReader:
             raise StoreError(f"{self.folder / name}: is gone, though the manifest names it{why}; {AGAIN}") from None
         except DamagedFile as error:
             raise StoreError(f"{self._put_aside(self.folder / name, error)}; {AGAIN}") from error
+        except UnreadableFile:
+            # It may be sound, so that there is nothing to compute again.
+            raise
         except StoreError as error:
             raise StoreError(f"{error}; {AGAIN}") from error
 
@@ -139,6 +145,8 @@ class StoreReader:
         verdict = examine(path, self.key)
         if verdict is None or verdict.error is None:
             return f"{error}; another process has moved or replaced it since"
+        if isinstance(verdict.error, UnreadableFile):
+            return f"{error}, and now {verdict.error}"
         try:
             aside = move_aside(path, str(error), verdict.seen)
         except StoreError as unmoved:

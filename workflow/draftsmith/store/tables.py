@@ -135,7 +135,7 @@ def show_leftovers(store: Path, items: Sequence[Leftover], chosen: Sequence[Left
         (
             (
                 item.kind,
-                item.path.relative_to(store) if item.path != store else item.path,
+                item.path.relative_to(store) if item.path != store and item.path.is_relative_to(store) else item.path,
                 size(item.bytes),
                 fate(item),
                 item.note,

@@ -23,7 +23,7 @@ import xxhash
 
 from draftsmith.log import log
 from draftsmith.store.format import CHECKED, BatchHeader, DamagedFile, StoreError
-from draftsmith.store.head import check_belongs, open_file, read_head
+from draftsmith.store.head import check_belongs, open_file, read_head, unreadable
 
 DAMAGED = ".damaged"
 VERIFIED = ".verified"
@@ -34,23 +34,35 @@ _LOG_SECONDS = 10.0
 
 
 class Identity(NamedTuple):
-    """What the file system says of a file's content: it changes when the file is written again or replaced."""
+    """What the file system says of a file's content: it changes when the file is written again, replaced or copied."""
 
     size: int
     mtime_ns: int
+    # Nobody can set it, so that a copy which keeps names and times (cp -a, rsync -a) is told from what was verified, and a file
+    # server gives all hosts the same. Not the device, whose number differs from host to host, nor the inode: freshly made file
+    # systems, filled in the same order, give files the same ones, and some (FUSE, CIFS) give others each time.
+    ctime_ns: int
 
 
 def identity(path: Path) -> Identity:
-    """Size in bytes and time of the last change of a file."""
-    status = path.stat()
-    return Identity(status.st_size, status.st_mtime_ns)
+    """Size in bytes of a file, and times of the last change of its content and of anything about it.
+
+    Raises :class:`FileNotFoundError` when it is gone, :class:`UnreadableFile` when the file system does not tell.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return Identity(status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 class Journal:
     """Files of a fingerprint's folder that were published or verified, so that the next run need not read them again.
 
-    Each process appends to a file of its own, ``.verified/HOST-PID.jsonl``: lines with a file's name, size and mtime_ns. A
-    file counts as long as it has both still. What changes on the disk without a trace in them is found by training, which
+    Each process appends to a file of its own, ``.verified/HOST-PID.jsonl``: lines with a file's name, size, mtime_ns and
+    ctime_ns. A file counts as long as it has all of them still. What changes on the disk without a trace in them is found by training, which
     compares each row, or by ``draftsmith store verify``, which notes it here as damaged.
     """
 
@@ -85,22 +97,30 @@ class Journal:
         """Names of the files that need not be verified, each with the identity for which that holds."""
         good: set[tuple[str, Identity]] = set()
         damaged: set[tuple[str, Identity]] = set()
-        for file in sorted(self.folder.glob("*.jsonl")):
-            for line in file.read_bytes().splitlines():
-                try:
-                    entry = json.loads(line)
-                    known = (str(entry["name"]), Identity(int(entry["size"]), int(entry["mtime_ns"])))
-                except (ValueError, KeyError, TypeError):
-                    continue
-                (damaged if entry.get("damaged") else good).add(known)
+        for line in self._lines():
+            try:
+                entry = json.loads(line)
+                known = (str(entry["name"]), Identity(*(int(entry[name]) for name in Identity._fields)))
+            except (ValueError, KeyError, TypeError):
+                # Half a line, or one of an older version, which noted less.
+                continue
+            (damaged if entry.get("damaged") else good).add(known)
         return good - damaged
+
+    def _lines(self) -> Iterator[bytes]:
+        for file in sorted(self.folder.glob("*.jsonl")):
+            try:
+                yield from file.read_bytes().splitlines()
+            except OSError as error:
+                # Another user's, or one that has just been removed; which files are damaged is found by reading them.
+                log(f"{file}: cannot be read ({error.strerror}); files that it alone names are verified anew")
 
 
 def verify(path: Path, key: str | None = None) -> BatchHeader:
     """Read all of a batch file and compare every byte with what its header says.
 
     Raises :class:`DamagedFile` when a byte differs, or when the file belongs to another fingerprint than ``key`` or has
-    another file's name; :class:`FileNotFoundError` when it is gone.
+    another file's name; :class:`UnreadableFile` when it cannot be read, :class:`FileNotFoundError` when it is gone.
     """
     with open_file(path) as file:
         header, places = read_head(file, path)
@@ -108,7 +128,7 @@ def verify(path: Path, key: str | None = None) -> BatchHeader:
         try:
             _compare(file, path, header, places)
         except OSError as error:
-            raise DamagedFile(f"{path}: cannot be read ({error.strerror})") from error
+            raise unreadable(path, error) from error
     return header
 
 

@@ -25,7 +25,7 @@ from draftsmith.conversations.tokenised import Tokenised
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import atomic_path, read_json, write_json
 from draftsmith.log import log
-from draftsmith.tokenize import mask_method, masking, row_files, row_identity
+from draftsmith.tokenize import mask_method, masking, row_figures, row_files, row_identity
 from draftsmith.tokenize.evaluation_prompts import Candidates
 from draftsmith.tokenize.lengths import TokenRow
 from draftsmith.tokenize.make_rows import Made, Plan
@@ -48,7 +48,7 @@ REASONS = {
 """Reason codes of this stage with what each means, besides those of the modules that read conversations and make rows."""
 
 # Nothing is wrong with these conversations, so they do not count against data.max_dropped_fraction.
-_HARMLESS = ("duplicate", "near_duplicate", "evaluation_prompt", "split_conflict")
+_HARMLESS = (*row_figures.DUPLICATES, *row_figures.SAME_PROMPT)
 # To be asked, a conversation needs no answer.
 _ASKED_ANYWAY = ("no_answer", "too_long", "over_max_length", "too_few_tokens", "too_short", "too_many_turns")
 _SAMPLES = 32
@@ -94,7 +94,8 @@ def run(
     write_json(report, figures)
     stage.dropped.report("tokenize")
     log(
-        f"tokenize: {figures['conversations']} conversations gave {figures['rows']} rows (one a {figures['row_per']}) "
+        f"tokenize: {figures['conversations']} conversations gave {figures['rows']} rows (one a {figures['row_per']}, "
+        f"{figures['truncated']} of them cut at tokenize.max_length) "
         f"of {figures['tokens']} tokens, {figures['supervised']} of them supervised and {figures['tokens_saved']} saved against "
         f"a row for each answer; {figures['made']} conversations were "
         f"made, {figures['reused']} taken from earlier runs; "
@@ -167,7 +168,7 @@ class _Stage:
         for conversation in given:
             self.total += 1
             if isinstance(conversation, Dropped):
-                self.dropped.add(conversation.where, conversation.reason, conversation.detail)
+                self._drop(conversation, conversation.reason, conversation.detail)
                 if conversation.reason != NOT_SAMPLED:
                     self.extremes.lose(conversation.source_index, None, conversation.where, conversation.reason)
                 continue
@@ -176,15 +177,16 @@ class _Stage:
                 self._drop(conversation, "duplicate")
                 continue
             seen.add(key)
-            group = self.groups.setdefault(conversation.prompt_key(), splits.Group(conversation.domain))
+            new = splits.Group(conversation.domain, source=conversation.source_index)
+            group = self.groups.setdefault(conversation.prompt_key(), new)
             if conversation.split and group.wished and conversation.split != group.wished:
                 self._drop(conversation, "split_conflict", f"{conversation.split} and {group.wished}")
                 continue
             group.wished = group.wished or conversation.split
             yield conversation
 
-    def _drop(self, conversation: Given, reason: str, detail: str = "") -> None:
-        self.dropped.add(f"{conversation.source}, {conversation.conversation_id}", reason, detail)
+    def _drop(self, conversation: Given | Dropped, reason: str, detail: str = "") -> None:
+        self.dropped.add(conversation.where, reason, detail, conversation.source_index)
 
     def _take(self, conversation: Given, made: Made) -> list[dict[str, Any]]:
         """The records of a conversation's new rows; it is counted, and may become an evaluation prompt."""
@@ -193,9 +195,7 @@ class _Stage:
         only_asked = conversation.split == "evaluation" and made.reason in _ASKED_ANYWAY
         if made.reason and not only_asked:
             self._drop(conversation, made.reason, made.detail)
-            self.extremes.lose(
-                conversation.source_index, conversation.domain, conversation.conversation_id, made.reason
-            )
+            self.extremes.lose(conversation.source_index, conversation.domain, conversation.where, made.reason)
             return []
         records = []
         for row in made.rows:
@@ -214,8 +214,7 @@ class _Stage:
         self.by_turn += made.by_turn
         self.straddled += made.straddled
         self.special.update(made.special)
-        group.conversations += 1
-        group.rows += len(records)
+        group.count(conversation.source_index, len(records))
         self.candidates.consider(key, conversation, made.prompt_tokens)
         if made.signature:
             self.near.add(self.taken, conversation, made.signature, len(records))
@@ -227,9 +226,7 @@ class _Stage:
         self.answers += len(row.spans)
         self.spooled += len(row.ids)
         self.spooled_supervised += supervised
-        self.extremes.add(
-            conversation.source_index, conversation.domain, conversation.conversation_id, len(row.ids), supervised
-        )
+        self.extremes.add(conversation.source_index, conversation.domain, conversation.where, len(row.ids), supervised)
         # A row for each answer would end with it; rows that were given as tokens would have been one in any case.
         by_turn = len(row.ids) if isinstance(conversation, Tokenised) else sum(end for _, end in row.spans)
         return {
@@ -256,11 +253,11 @@ class _Stage:
         if threshold is None:
             return
         for left, kept, similarity in self.near.find(threshold):
-            self.dropped.add(left.place, "near_duplicate", f"{similarity:.2f} of {kept.place}")
+            alike = f"{similarity:.2f} of {kept.where}"
+            self.dropped.add(left.where, "near_duplicate", alike, left.source_index)
             self.left_out.add(left.number)
             group = self.groups[left.prompt_key]
-            group.conversations -= 1
-            group.rows -= left.rows
+            group.count(left.source_index, left.rows, -1)
             self.candidates.forget(left.prompt_key, left.content_key)
             if not group.conversations:
                 del self.groups[left.prompt_key]
@@ -296,11 +293,12 @@ class _Stage:
             seed=settings.seed,
         )
         for key, group in self.groups.items():
-            for _ in range(group.conversations - 1 if chosen.get(key) == "evaluation" else 0):
-                asked = self.candidates.get(key)
-                self.dropped.add(
-                    f"{group.domain}, asking as {asked.conversation_id if asked else key}", "evaluation_prompt"
-                )
+            if chosen.get(key) != "evaluation":
+                continue
+            asked = self.candidates.get(key)
+            others = group.by_source() - Counter([asked.source_index] if asked else [])
+            for source in others.elements():
+                self.dropped.add(f"asking as {asked.where if asked else key}", "evaluation_prompt", source=source)
         return chosen
 
     def write_rows(self, spool: Spool, chosen: dict[str, str], rows: Path) -> None:
@@ -353,7 +351,7 @@ class _Stage:
             "conversations": self.total,
             "reused": self.work.reused,
             "made": self.work.made,
-            "sources": self.written.sources(self.sources.figures),
+            "sources": self.written.sources(self.sources.figures, self.dropped.by_source),
             **self.written.as_json(),
             "dropped": dict(self.dropped.counts.most_common()),
             "dropped_examples": self.dropped.examples,

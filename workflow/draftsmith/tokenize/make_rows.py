@@ -102,7 +102,7 @@ class RowMaker:
         except Unusable as unusable:
             return Made(reason=unusable.reason, detail=unusable.detail)
         except Exception as error:
-            error.add_note(f"while tokenising conversation {conversation.conversation_id} of {conversation.source}")
+            error.add_note(f"while tokenising the conversation of {conversation.where}")
             raise
         made = Made(
             by_turn=len(rows) > 1,

@@ -43,7 +43,7 @@ def choose(chat: Chat, samples: Sequence[Conversation], asked: str = "auto") -> 
             try:
                 found[method][number] = masker.rows(sample)
             except Unusable as unusable:
-                reasons.setdefault(method, f"{sample.conversation_id}: {unusable}")
+                reasons.setdefault(method, f"{sample.where}: {unusable}")
                 if unusable.reason in _METHOD_FAILED:
                     continue
             handled[method].add(number)
@@ -72,6 +72,6 @@ def _compare(
             continue
         left, right = next(((a, b) for a, b in zip(*shown, strict=False) if a != b), (shown[0][-1], shown[1][-1]))
         raise DraftsmithError(
-            f"conversation {sample.conversation_id} ({sample.source}): the ways to find answers disagree: {one} finds "
+            f"{sample.where}: the ways to find answers disagree: {one} finds "
             f"{chat.decode(left)!r}, {other} finds {chat.decode(right)!r}; if the first is right, set tokenize.mask: {one}"
         )

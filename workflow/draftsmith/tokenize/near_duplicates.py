@@ -49,12 +49,13 @@ class Near(NamedTuple):
 
 
 class Compared(NamedTuple):
-    """A conversation that is compared with others: its number, keys, where it is, its rows and the split it wishes."""
+    """A conversation that is compared with others: its number, keys, place, source, its rows and the split it wishes."""
 
     number: int
     content_key: str
     prompt_key: str
-    place: str
+    where: str
+    source_index: int
     rows: int
     split: str | None
 
@@ -68,8 +69,8 @@ class NearDuplicates:
 
     def add(self, number: int, given: Conversation | Tokenised, made: bytes, rows: int) -> None:
         """Add a conversation with its signature ``made`` and its number of rows."""
-        place = f"{given.source}, {given.conversation_id}"
-        self._compared.append(Compared(number, given.content_key(), given.prompt_key(), place, rows, given.split))
+        keys = given.content_key(), given.prompt_key()
+        self._compared.append(Compared(number, *keys, given.where, given.source_index, rows, given.split))
         self._signatures += made
 
     def find(self, threshold: float) -> Iterator[tuple[Compared, Compared, float]]:

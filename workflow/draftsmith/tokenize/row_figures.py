@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, defaultdict
+from collections.abc import Mapping
 from typing import Any
 
+from draftsmith.conversations.dropped import NOT_SAMPLED
 from draftsmith.conversations.reading import SourceFigures
 from draftsmith.train_draft import plan
+
+DUPLICATES = ("duplicate", "near_duplicate")
+"""Reason codes of conversations that are in another one's place."""
+SAME_PROMPT = ("evaluation_prompt", "split_conflict")
+"""Reason codes of conversations that ask what one of another split asks."""
 
 # Sizes of packs that are tried; those that no row of these data fits into are left out.
 _PACKS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
@@ -64,12 +71,24 @@ class RowFigures:
             "packing": self.packing(),
         }
 
-    def sources(self, read: list[SourceFigures]) -> list[dict[str, Any]]:
-        """What was read of each source, what was ``kept`` of it (conversations), and its rows and their tokens."""
-        return [
-            figures.as_json() | {name: self.by_source[place][name] for name in ("kept", "rows", "tokens")}
-            for place, figures in enumerate(read)
-        ]
+    def sources(self, read: list[SourceFigures], dropped: Mapping[int, Counter[str]]) -> list[dict[str, Any]]:
+        """What became of each source; ``dropped`` counts by reason the conversations that were left out of it.
+
+        ``read`` is the sum of ``kept``, ``unusable``, ``duplicates``, ``same_prompt`` and ``not_sampled``, conversations
+        all; ``rows`` and ``tokens`` are those of the kept ones that train or validate.
+        """
+        made = []
+        for place, figures in enumerate(read):
+            lost = dropped.get(place, Counter())
+            apart = {
+                "duplicates": sum(lost[reason] for reason in DUPLICATES),
+                "same_prompt": sum(lost[reason] for reason in SAME_PROMPT),
+                "not_sampled": lost[NOT_SAMPLED],
+            }
+            apart["unusable"] = lost.total() - sum(apart.values())
+            kept = {name: self.by_source[place][name] for name in ("kept", "rows", "tokens")}
+            made.append(figures.as_json() | apart | kept)
+        return made
 
     def packing(self) -> dict[str, Any]:
         """How full the packs of training would be, by several sizes, in its first pass with the seed 0.

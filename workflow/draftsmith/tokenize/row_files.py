@@ -8,7 +8,7 @@ from typing import Any
 def schema(*, spool: bool = False) -> Any:
     """The arrow schema of rows.parquet, or of the ``spool``, which does not know the split yet.
 
-    ``repeats`` is how often a pass of training takes the row.
+    ``repeats`` is how often a pass of training takes the row, ``cut`` whether it was longer than ``tokenize.max_length``.
     """
     import pyarrow as pa
 
@@ -18,5 +18,5 @@ def schema(*, spool: bool = False) -> Any:
         *((name, pa.string()) for name in texts),
         *((name, pa.list_(pa.int32())) for name in ("input_ids", "span_starts", "span_ends")),
         *((name, pa.int32()) for name in numbers),
-        *([("cut", pa.bool_())] if spool else []),
+        ("cut", pa.bool_()),
     ])  # fmt: skip

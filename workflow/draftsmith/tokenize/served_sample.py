@@ -50,6 +50,7 @@ class ServedSample:
         kept.append({
             "conversation_id": conversation.conversation_id,
             "source": conversation.source,
+            "where": conversation.where,
             "messages": messages[:last],
             **({"tools": conversation.tools} if conversation.tools else {}),
             **row,

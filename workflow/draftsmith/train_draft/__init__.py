@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from draftsmith import hardware
 from draftsmith.config import Config, Train
 from draftsmith.errors import DraftsmithError
-from draftsmith.files import read_json
+from draftsmith.files import read_object, writing
 from draftsmith.log import log
 from draftsmith.signals import EXIT_TERMINATED, Termination
+from draftsmith.target_fingerprint import states_fingerprint
 from draftsmith.train_draft import ranks
 
 if TYPE_CHECKING:
@@ -85,9 +86,11 @@ def _train(
 ) -> None:
     import transformers
 
+    from draftsmith.draft.attention import on_device
     from draftsmith.draft.config import draft_shape
     from draftsmith.draft.initial import initial_draft, read_vocabulary, target_head
     from draftsmith.draft.teacher import Teacher
+    from draftsmith.draft.trained_as import trained_as
     from draftsmith.draft.warm_start import source_digest
     from draftsmith.rows import read_rows
     from draftsmith.store import StoreReader
@@ -96,7 +99,8 @@ def _train(
     from draftsmith.train_draft.arguments import arguments
     from draftsmith.train_draft.dataset import RowDataset, usable_rows
     from draftsmith.train_draft.objective import Objective
-    from draftsmith.train_draft.plan import figures, make_plan, pack_rows
+    from draftsmith.train_draft.plan import Plan, figures, make_plan, pack_rows
+    from draftsmith.train_draft.resume import check_fit, resumable
     from draftsmith.train_draft.trainer import DraftTrainer
 
     settings = config.train
@@ -104,7 +108,8 @@ def _train(
     _use_all_cores()
     transformers.logging.set_verbosity_error()
 
-    described, stored = read_json(target), read_json(manifest)
+    described = read_object(target, "path", "fingerprint", "hidden_size", "vocab_size")
+    stored = read_object(manifest, "store", "fingerprint", "layers", "hidden_size", "rows")
     # The draft reads the layers whose states there are.
     described["layers"] = stored["layers"]
     _check_manifest(described, stored, manifest)
@@ -118,29 +123,38 @@ def _train(
     source_weights = None if settings.source is None else source_digest(settings.source)
     key = fingerprint(settings, described, stored, training + held_out, d2t, str(dtype), source_weights)
     folder = workdir / key
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder, "train_draft"):
+        folder.mkdir(parents=True, exist_ok=True)
     if first:
         for line in checkpoints.remove_broken(folder):
             log(line)
-    checkpoint = checkpoints.newest(folder)
-    resumed, notes = (checkpoints.step_of(checkpoint), checkpoints.notes(checkpoint)) if checkpoint else (None, {})
-    plan = make_plan(
-        [row.length for row in training],
-        settings.pack_tokens,
-        settings.seed,
-        settings.epochs,
-        settings.max_steps,
-        settings.packs_per_step or notes.get("packs_per_step") or ranks.world_size(),
-        [row.repeats for row in training],
-    )
+
+    def planned(notes: dict[str, Any]) -> Plan:
+        return make_plan(
+            [row.length for row in training],
+            settings.pack_tokens,
+            settings.seed,
+            settings.epochs,
+            settings.max_steps,
+            settings.packs_per_step or notes.get("packs_per_step") or ranks.world_size(),
+            [row.repeats for row in training],
+        )
+
+    checkpoint, notes, plan = resumable(folder, planned, log if first else lambda _: None)
+    resumed = None if checkpoint is None else checkpoints.step_of(checkpoint)
 
     shape = draft_shape(described, settings, len(d2t))
     head = target_head(described, shape)
     model = initial_draft(shape, embedding_weight(Path(described["path"])), head, d2t, settings.seed, settings.source)
     model.lm_head.weight.requires_grad_(settings.train_head)
     fuse = settings.compile and hardware.device() == "cuda"
-    model.prepare(settings.attention, hardware.device(), fuse)
+    attention = on_device(settings.attention, hardware.device())
+    if first and attention not in ("auto", settings.attention):
+        log(f"train.attention: {settings.attention} needs a GPU; without one attention goes row by row")
+    model.prepare(attention, hardware.device(), fuse)
     objective = Objective(model, Teacher(shape, head, d2t), settings.ttt_steps, settings.step_decay, dtype, fuse)
+    if checkpoint is not None:
+        check_fit(checkpoint, objective)
     source = StoreReader(Path(stored["store"]), stored["rows"], stored["fingerprint"])
     cut = bool(stored.get("supervised_only"))
     params = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
@@ -154,6 +168,9 @@ def _train(
             log(
                 "there are no validation rows (tokenize.validation_fraction): no validation loss, no simulated acceptance length"
             )
+        overfull = plan.overfull(settings.epochs) if settings.max_steps is None else None
+        if overfull is not None:
+            log(overfull)
         if resumed is not None:
             log(f"resuming from step {resumed} of {plan.steps}")
 
@@ -197,6 +214,7 @@ def _train(
             resumed=resumed,
             params=params,
             packing=packing,
+            trained=trained_as(shape, d2t, described),
         )
 
 
@@ -219,7 +237,8 @@ def fingerprint(
     what = {
         "format": _FORMAT,
         "settings": settings.model_dump(mode="json", exclude=_HOW),
-        "target": target["fingerprint"],
+        # Rows come as tokens: what made them plays no part.
+        "target": states_fingerprint(target),
         "states": manifest["fingerprint"],
         "layers": manifest["layers"],
         "dtype": dtype,

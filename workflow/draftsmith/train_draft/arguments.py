@@ -9,7 +9,6 @@ from transformers import TrainingArguments
 from draftsmith import hardware
 from draftsmith.config import Train
 from draftsmith.train_draft import ranks
-from draftsmith.train_draft.judge import METRIC
 from draftsmith.train_draft.plan import Plan
 
 
@@ -30,15 +29,13 @@ def arguments(settings: Train, folder: Path, plan: Plan, validate: bool, fresh: 
         max_grad_norm=settings.max_grad_norm,
         logging_steps=settings.logging_steps,
         logging_first_step=True,
-        # A step that the guard leaves out is left out of the logged mean too.
+        # The trainer logs a mean of its own; this keeps Trainer's sum a number where the guard has left a step out.
         logging_nan_inf_filter=True,
         save_strategy="steps",
         save_steps=settings.save_steps,
         eval_strategy="steps" if validate else "no",
         eval_steps=settings.eval_steps if validate else None,
         eval_on_start=validate and fresh,
-        metric_for_best_model=METRIC if validate else None,
-        greater_is_better=True if validate else None,
         seed=settings.seed,
         use_cpu=hardware.device() == "cpu",
         ddp_find_unused_parameters=False,

@@ -2,8 +2,9 @@
 
 transformers' Trainer writes a checkpoint in several files, into ``.saving``. When all are on the disk they get ``complete.json``,
 which lists each with its size and hash, and the folder takes its name ``checkpoint-STEP`` in one step. A folder of that name
-whose files are not what its list says is damaged: it is passed over and removed, and the one before it is used. Only folders of
-these names are ever deleted.
+whose files are not what its list says is damaged: it is passed over and removed, and the one before it is used. One of another
+training, whose notes name another fingerprint than the folder's, or another step, or that has no notes, is passed over and
+left alone. Only folders of these names are ever deleted.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +40,27 @@ def notes(checkpoint: Path) -> dict[str, Any]:
     return dict(read_json(checkpoint / _MARK)["notes"])
 
 
+def foreign(checkpoint: Path) -> str | None:
+    """Why a checkpoint whose list can be read is not this folder's; None where it is, as one without a fingerprint may be.
+
+    Versions before this one noted neither fingerprint nor step.
+    """
+    try:
+        noted = read_json(checkpoint / _MARK)
+    except (DraftsmithError, OSError):
+        return None
+    if not isinstance(noted, dict) or "files" not in noted:
+        return None
+    if not isinstance(noted.get("notes"), dict):
+        return f"{_MARK} has no notes"
+    key, step = (noted["notes"].get(name) for name in ("fingerprint", "step"))
+    if key not in (None, checkpoint.parent.name):
+        return f"it is of another training ({key})"
+    return None if step in (None, step_of(checkpoint)) else f"it is of step {step}"
+
+
 def fault(checkpoint: Path, read: bool = True) -> str | None:
-    """What is wrong with a checkpoint; None where every file is there in full and, if it may be ``read``, has its hash."""
+    """What is wrong with a checkpoint; None where it is this folder's, and every file is there in full and, if it may be ``read``, has its hash."""
     try:
         files = read_json(checkpoint / _MARK)["files"].items()
         for name, (size, digest) in files:
@@ -53,7 +75,7 @@ def fault(checkpoint: Path, read: bool = True) -> str | None:
         return f"{Path(error.filename or checkpoint).name}: {error.strerror}"
     except (KeyError, TypeError, AttributeError, ValueError):
         return f"{_MARK} is not what this version writes"
-    return None
+    return foreign(checkpoint)
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -62,16 +84,28 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=step_of)
 
 
+def sound(folder: Path) -> Iterator[Path]:
+    """The complete checkpoints, newest step first, each with every byte read when it is asked for."""
+    return (path for path in reversed(checkpoints(folder)) if fault(path) is None)
+
+
 def newest(folder: Path) -> Path | None:
     """The checkpoint of the highest step that is complete, every byte of it read."""
-    return next((path for path in reversed(checkpoints(folder)) if fault(path) is None), None)
+    return next(sound(folder), None)
 
 
 def remove_broken(folder: Path) -> list[str]:
-    """Delete what a killed process left half-written and what is damaged up to the newest sound one; a line for each checkpoint."""
+    """Delete what a killed process left half-written and what is damaged up to the newest sound one.
+
+    Returns a line for each of them, and for each checkpoint of another training.
+    """
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     lines, read = [], True
     for path in reversed(checkpoints(folder)):
+        alien = foreign(path)
+        if alien is not None:
+            lines.append(f"{path}: {alien}; it is passed over and left alone")
+            continue
         why = fault(path, read)
         if why is None:
             # Those before it will not be read by this run, and a file of many gigabytes takes its time.
@@ -92,7 +126,10 @@ def publish(staged: Path, folder: Path, noted: dict[str, Any]) -> Path:
     write_json(staged / _MARK, {"files": files, "notes": noted})
     final = folder / staged.name
     if final.exists():
-        remove(final)
+        if foreign(final) is None:
+            remove(final)
+        else:
+            os.rename(final, folder / f"{final.name}-of-another-training-{uuid.uuid4().hex[:8]}")
     os.rename(staged, final)
     fsync_folder(folder)
     return final
@@ -104,9 +141,13 @@ def remove(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint, ignore_errors=True)
 
 
-def keep_newest(folder: Path, limit: int) -> None:
-    """Delete all but the newest ``limit`` complete checkpoints."""
-    for path in [path for path in checkpoints(folder) if fault(path, read=False) is None][:-limit]:
+def keep_newest(folder: Path, limit: int, last: int | None = None) -> None:
+    """Delete all but the newest ``limit`` complete checkpoints; those beyond step ``last`` neither count nor go."""
+    for path in [
+        path
+        for path in checkpoints(folder)
+        if (last is None or step_of(path) <= last) and fault(path, read=False) is None
+    ][:-limit]:
         remove(path)
 
 

@@ -7,8 +7,8 @@ training judges like one that was never stopped.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -19,14 +19,22 @@ METRIC = "eval_acceptance_length"
 
 
 def validations(history: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Entries with a validation, one a step (the later of two), oldest first."""
-    found = {int(entry["step"]): entry for entry in history if METRIC in entry}
+    """Entries with a validation, one a step (the later of two), oldest first.
+
+    One whose loss is missing or no finite number is none: the tokens that it counts as accepted say nothing.
+    """
+    found = {int(entry["step"]): entry for entry in history if METRIC in entry and _finite(entry)}
     return [found[step] for step in sorted(found)]
 
 
 def best(history: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The validation with the longest simulated acceptance; of equals that with the lowest loss."""
     return max(validations(history), key=lambda entry: (entry[METRIC], -entry["eval_loss"]), default=None)
+
+
+def _finite(entry: dict[str, Any]) -> bool:
+    figures = (entry[METRIC], entry.get("eval_loss"))
+    return all(isinstance(figure, int | float) and math.isfinite(figure) for figure in figures)
 
 
 def exhausted(history: Sequence[dict[str, Any]], patience: int | None) -> bool:
@@ -38,9 +46,9 @@ def exhausted(history: Sequence[dict[str, Any]], patience: int | None) -> bool:
 class Judge(TrainerCallback):
     """Keeps the weights of the best validated draft, and ends a training that no longer improves."""
 
-    def __init__(self, keep: Callable[[Path, dict[str, str]], None], path: Path, patience: int | None) -> None:
-        """``keep`` writes the weights to ``path`` on all processes together."""
-        self.keep, self.path, self.patience = keep, path, patience
+    def __init__(self, keep: Callable[[int], None], patience: int | None) -> None:
+        """``keep`` stores the weights as those of a step, on all processes together."""
+        self.keep, self.patience = keep, patience
 
     def on_evaluate(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -48,7 +56,7 @@ class Judge(TrainerCallback):
         """Compare the validation that was just logged with those before it."""
         top = best(state.log_history)
         if top is not None and top["step"] == state.global_step:
-            self.keep(self.path, {"step": str(state.global_step)})
+            self.keep(state.global_step)
         if exhausted(state.log_history, self.patience) and not control.should_training_stop:
             assert top is not None
             if state.is_world_process_zero:

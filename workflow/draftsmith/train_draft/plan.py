@@ -76,11 +76,27 @@ class Plan:
 
     def of_rank(self, rank: int, world: int) -> list[list[int]]:
         """Packs of one process, in order: as many a step on all, so that some may be empty where the group is no multiple of ``world``."""
-        mine: list[list[int]] = []
-        for first in range(0, len(self.packs), self.group):
-            own = self.packs[first : first + self.group][rank::world]
-            mine += own + [[]] * (self.per_rank(world) - len(own))
-        return mine
+        groups = (self.packs[first : first + self.group] for first in range(0, len(self.packs), self.group))
+        return [pack for group in groups for pack in shared_out(group, rank, world)]
+
+    def overfull(self, epochs: float) -> str | None:
+        """A sentence where one step takes far more than the ``epochs`` that were asked for; None where it does not."""
+        asked = self.per_epoch * epochs
+        if self.steps > 1 or self.group < asked + 1:
+            return None
+        return (
+            f"train.packs_per_step: {self.group} packs are one step, and {epochs:g} passes over the rows (train.epochs) are "
+            f"{asked:.0f} packs: the only step takes {self.epoch(1):.1f} passes at once; lower train.packs_per_step"
+        )
+
+
+def shared_out(packs: Sequence[list[int]], rank: int, world: int) -> list[list[int]]:
+    """Those of ``packs`` that one of ``world`` processes takes, filled up with empty ones, so that all take as many.
+
+    A process that takes fewer would leave the others waiting for its share of the weights (FSDP) or of the gradients.
+    """
+    own = list(packs[rank::world])
+    return own + [[]] * (-(-len(packs) // world) - len(own))
 
 
 def make_plan(

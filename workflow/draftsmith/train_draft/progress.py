@@ -30,13 +30,16 @@ class ProgressLines(TrainerCallback):
                 f"{place}  validation loss {logs['eval_loss']:.4f}  accuracy {_percent(logs['eval_accuracy'])}  "
                 f"simulated acceptance length {logs['eval_acceptance_length']:.3f}"
             )
-        elif "loss" in logs:
+        elif "seconds_left" in logs:
+            # A step that was left out has neither.
+            loss = f"loss {logs['loss']:.4f}" if "loss" in logs else "left out"
+            right = f"accuracy {_percent(logs['accuracy'])}  " if "accuracy" in logs else ""
             log(
-                f"{place}  loss {logs['loss']:.4f}  accuracy {_percent(logs['accuracy'])}  lr {logs['learning_rate']:.2e}  "
+                f"{place}  {loss}  {right}lr {logs['learning_rate']:.2e}  "
                 f"{logs['tokens_per_second']:,.0f} tokens/s  {_duration(logs['seconds_left'])} left"
             )
             progress_file.report(
-                state.global_step, state.max_steps, "steps", phase=f"loss {logs['loss']:.4f}",
+                state.global_step, state.max_steps, "steps", phase=loss,
                 tokens_per_second=logs["tokens_per_second"], seconds_left=logs["seconds_left"], always=state.global_step == state.max_steps,
             )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,14 +18,14 @@ from draftsmith.config import Train
 from draftsmith.draft.metrics import Tally
 from draftsmith.log import log
 from draftsmith.signals import Termination
-from draftsmith.train_draft import checkpoints, weights
+from draftsmith.train_draft import best_draft, checkpoints, weights
 from draftsmith.train_draft.ahead import Ahead
 from draftsmith.train_draft.dataset import RowDataset
 from draftsmith.train_draft.guard import Guard
-from draftsmith.train_draft.judge import Judge, exhausted, validations
+from draftsmith.train_draft.judge import Judge, best, exhausted, validations
 from draftsmith.train_draft.objective import Objective
 from draftsmith.train_draft.packing import Pack, collate, empty_pack
-from draftsmith.train_draft.plan import Plan
+from draftsmith.train_draft.plan import Plan, shared_out
 from draftsmith.train_draft.progress import ProgressLines
 
 
@@ -65,6 +66,9 @@ class DraftTrainer(Trainer):
         self._reported = (0.0, 0)
         self._run_tokens = 0
         self._tally = Tally(objective.steps)
+        # The loss of the step that is being computed, and of those to be logged that were not left out, with their number.
+        self._step_loss, self._kept_loss, self._kept_steps = torch.zeros(()), torch.zeros(()), 0
+        self._looked_at: int | None = None
         super().__init__(
             model=objective,
             args=args,
@@ -72,7 +76,8 @@ class DraftTrainer(Trainer):
             eval_dataset=validation_rows if validation else None,
             callbacks=[
                 ProgressLines(),
-                Judge(self.save_weights, Path(str(args.output_dir)) / weights.BEST, self.patience),
+                _AsSet(),
+                Judge(self.save_best, self.patience),
                 _OrderlyEnd(termination),
             ],
         )
@@ -90,10 +95,13 @@ class DraftTrainer(Trainer):
 
     def _read(self, numbers: Sequence[int]) -> Pack:
         """The pack of these rows; one of none where the processes of a step outnumber its packs."""
+        return self._pack(self.rows, numbers, pin=self._ahead is not None)
+
+    def _pack(self, rows: RowDataset, numbers: Sequence[int], pin: bool) -> Pack:
         if not numbers:
             shape = self.objective.draft.shape
             return empty_pack(shape.hidden_size, len(shape.layers), self.objective.steps)
-        return collate([self.rows[number] for number in numbers], self.objective.steps, pin=self._ahead is not None)
+        return collate([rows[number] for number in numbers], self.objective.steps, pin=pin)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -132,6 +140,7 @@ class DraftTrainer(Trainer):
         if with_hits and good:
             self._tally.add(pack, result.sums, result.hits)
         self._run_tokens += pack.tokens
+        self._step_loss = self._step_loss.to(result.loss.device) + result.loss.detach()
         # DDP averages gradients over processes; the loss is already a share of all of them.
         loss = result.loss * (self.args.world_size if good else float("nan"))
         return (loss, result) if return_outputs else loss
@@ -143,7 +152,12 @@ class DraftTrainer(Trainer):
         def clip_and_look(*args: Any, **kwargs: Any) -> Any:
             norm = clip(*args, **kwargs)
             whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-            self.guard.look_at_gradient(whole, self.objective, self.state.global_step + 1)
+            if self.guard.look_at_gradient(whole, self.objective, self.state.global_step + 1):
+                self._kept_loss = self._kept_loss.to(self._step_loss.device) + self._step_loss
+                self._kept_steps += 1
+            else:
+                self._tally = Tally(self.objective.steps)
+            self._step_loss = torch.zeros(())
             return whole
 
         self.accelerator.clip_grad_norm_ = clip_and_look  # type: ignore[method-assign]
@@ -151,12 +165,15 @@ class DraftTrainer(Trainer):
     def _reports_next(self) -> bool:
         """Whether the step that is being computed will be logged; only then is its accuracy worth the target's whole head."""
         step = self.state.global_step + 1
-        return step == 1 or step % int(self.args.logging_steps) == 0
+        # The state's count is what Trainer logs by.
+        return step == 1 or step % int(self.state.logging_steps) == 0
 
     # ---- validation and reports ----
 
     def validated_last(self) -> int | None:
-        """The step of the last validation."""
+        """The step of the last validation; also one of this run that gave no figures."""
+        if self._looked_at is not None:
+            return self._looked_at
         return next((int(entry["step"]) for entry in reversed(validations(self.state.log_history))), None)
 
     def ended_early(self, checkpoint: Path | None) -> bool:
@@ -173,18 +190,27 @@ class DraftTrainer(Trainer):
     def evaluate(  # type: ignore[override]
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, Any]:
-        """Loss, accuracy per step and simulated acceptance length on the validation rows, logged and returned."""
+        """Loss, accuracy per step and simulated acceptance length on the validation rows, logged and returned.
+
+        Packs with stored states that are not finite are left out, or end the training, by the guard's policy; where nothing is
+        left, or the draft itself gives no finite loss, there are no figures.
+        """
         self._stop_clock()
         tally = Tally(self.objective.steps)
         self.objective.eval()
         with torch.no_grad():
-            for number in self.validation[self.args.process_index :: self.args.world_size]:
-                pack = collate([self.validation_rows[row] for row in number], self.objective.steps)
+            for numbers in shared_out(self.validation, self.args.process_index, self.args.world_size):
+                pack = self._pack(self.validation_rows, numbers, pin=False)
                 result = self.objective(pack.to(self.args.device), pack.counts, True)
-                tally.add(pack, result.sums, result.hits)
-        metrics = tally.reduce(self.args.device).metrics(self.objective.decay)
-        logged = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
-        self.log(dict(logged))
+                if self.guard.look_at_validation(pack, result.sums):
+                    tally.add(pack, result.sums, result.hits)
+        left_out, sound = self.guard.end_validation(self.state.global_step)
+        self._looked_at = self.state.global_step
+        logged: dict[str, Any] = {}
+        if tally.reduce(self.args.device).counted() and sound:
+            metrics = tally.metrics(self.objective.decay) | ({"rows_left_out": left_out} if left_out else {})
+            logged = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+            self.log(dict(logged))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logged)
         return logged
 
@@ -195,12 +221,28 @@ class DraftTrainer(Trainer):
             self._tally.tokens = self._run_tokens
             tally = self._tally.reduce(self.args.device)
             seconds, tokens = self._run_seconds, tally.tokens
-            logs["accuracy"] = tally.accuracy()
+            self._report_kept(logs, tally)
             logs["tokens_per_second"] = (tokens - self._reported[1]) / max(seconds - self._reported[0], 1e-9)
             logs["seconds_left"] = seconds / max(self._run_steps, 1) * (self.state.max_steps - self.state.global_step)
             self._reported = (seconds, tokens)
             self._tally = Tally(self.objective.steps)
         super().log(logs, start_time)
+
+    def _report_kept(self, logs: dict[str, Any], tally: Tally) -> None:
+        """Put loss and accuracy of the steps that were not left out into ``logs``, where there are any."""
+        if tally.counted():
+            logs["accuracy"] = tally.accuracy()
+        if not math.isfinite(logs.get("grad_norm", 0.0)):
+            del logs["grad_norm"]
+        total, steps = self._kept_loss, self._kept_steps
+        self._kept_loss, self._kept_steps = torch.zeros(()), 0
+        if not steps:
+            del logs["loss"]
+            return
+        if self.args.world_size > 1:
+            total = total.to(self.args.device, copy=True)
+            torch.distributed.all_reduce(total)
+        logs["loss"] = float(total) / steps
 
     def _stop_clock(self) -> None:
         """Stop counting until the next step begins: validation and checkpoints are no training time."""
@@ -232,12 +274,14 @@ class DraftTrainer(Trainer):
 
     # ---- checkpoints ----
 
-    def save_weights(self, path: Path, metadata: dict[str, str]) -> None:
-        """Write the draft's weights, whole, to ``path``; all processes take part and the first one writes."""
+    def save_best(self, step: int) -> None:
+        """Keep the draft's weights, whole, as the best so far; all processes take part and the first one writes."""
         whole = weights.whole(self.objective.draft)
         if self.args.should_save:
-            with weights.told(path, self.state.global_step):
-                weights.write(whole, path, metadata)
+            folder = Path(str(self.args.output_dir))
+            with weights.told(best_draft.path_of(folder, step), step, folder):
+                best_draft.keep(whole, folder, step)
+                best_draft.forget(folder, step)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """The objective's weights as safetensors, as Trainer loads them; nothing else, and no pickle of the arguments."""
@@ -254,15 +298,29 @@ class DraftTrainer(Trainer):
         self._stop_clock()
         folder = Path(str(self.args.output_dir))
         staged = folder / checkpoints.STAGING / f"checkpoint-{self.state.global_step}"
+        step, top = self.state.global_step, best(self.state.log_history)
         noted = self._totals() | {"packs_per_step": self.plan.group, "skipped": self.guard.skipped}
-        with weights.told(folder, self.state.global_step):
+        noted |= {"fingerprint": folder.name, "step": step}
+        with weights.told(folder, step, folder):
             staged.mkdir(parents=True, exist_ok=True)
             super()._save_checkpoint(model, trial)
             # Every process has written its random state when this returns.
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 checkpoints.publish(staged, folder, noted)
-                checkpoints.keep_newest(folder, self.keep)
+                checkpoints.keep_newest(folder, self.keep, step)
+                best_draft.forget(folder, None if top is None else int(top["step"]))
+
+
+class _AsSet(TrainerCallback):
+    """Lets a resumed training log, validate and save as it is set now; the checkpoint brings what was set then."""
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        """Take the three numbers of steps from the arguments."""
+        state.compute_steps(args, state.max_steps)
+        return control
 
 
 class _OrderlyEnd(TrainerCallback):

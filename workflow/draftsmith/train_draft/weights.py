@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -15,7 +15,6 @@ from draftsmith.errors import DraftsmithError
 from draftsmith.files import atomic_path
 from draftsmith.train_draft import checkpoints
 
-BEST = "best.safetensors"
 # What torch's writer calls an error of the disk; it is a plain RuntimeError.
 _TORCH_WRITER = ("inline_container", "PytorchStreamWriter", "unexpected pos")
 
@@ -36,31 +35,28 @@ def write(weights: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
         save_file(weights, temporary, metadata={"format": "pt"} | metadata)
 
 
-def read_best(folder: Path, step: int) -> dict[str, Tensor] | None:
-    """The weights of the best validated draft, if they are those of ``step``."""
-    try:
-        with safe_open(folder / BEST, framework="pt") as file:
-            if (file.metadata() or {}).get("step") == str(step):
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError):
-        pass
-    return None
-
-
 @contextmanager
-def told(place: Path, step: int) -> Iterator[None]:
-    """Turn an error of the disk into a :class:`DraftsmithError`; what was half-written goes, what was finished stays."""
+def told(place: Path, step: int, folder: Path) -> Iterator[None]:
+    """Turn an error of the disk at ``place`` into a :class:`DraftsmithError`.
+
+    ``folder`` is that of the checkpoints: one that is half-written goes, those that were finished stay.
+    """
     try:
         yield
     except (OSError, SafetensorError, RuntimeError) as error:
         if type(error) is RuntimeError and not any(word in str(error) for word in _TORCH_WRITER):
             raise
-        folder = place if place.is_dir() else place.parent
         shutil.rmtree(folder / checkpoints.STAGING, ignore_errors=True)
         last = checkpoints.newest(folder)
         kept = f"goes on from step {checkpoints.step_of(last)}" if last else "begins anew"
         raise DraftsmithError(
             f"{place}: what training has learnt by step {step} could not be written "
             f"({' '.join(str(getattr(error, 'strerror', None) or error).split())}); make room there "
-            f"({shutil.disk_usage(folder).free / 2**30:.1f} GiB are free), and the same command {kept}"
+            f"({_free(place) / 2**30:.1f} GiB are free), and the same command {kept}"
         ) from error
+
+
+def _free(place: Path) -> int:
+    """Bytes that are free where ``place`` is, or would be."""
+    there = next(path for path in (place, *place.absolute().parents) if path.exists())
+    return shutil.disk_usage(there).free

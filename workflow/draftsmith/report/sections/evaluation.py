@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from draftsmith.evaluate_draft.figures import doubts
 from draftsmith.report import charts
 from draftsmith.report.data import Gathered
 from draftsmith.report.model import Cell, Chart, Detail, Fact, Notice, Section, Table
@@ -80,6 +81,8 @@ def notices(report: dict[str, Any]) -> list[Notice]:
         )
     elif causes:
         made.append(Notice("warn", "The acceptance length is near 1. Likely causes:", causes))
+    speeds = {"speedup": number(report, "speedup"), "acceptance_length": length, "one_job": dig(report, "one_job")}
+    made += [Notice("warn", f"{doubt[0].upper()}{doubt[1:]}.") for doubt in doubts(speeds)]
     if dig(report, "outputs_equal") is False:
         differing, prompts = len(listing(report, "differing")), number(report, "prompts")
         verb = "differs" if differing == 1 else "differ"

@@ -51,7 +51,8 @@ def rows(report: dict[str, Any]) -> Table | None:
 def sources(report: dict[str, Any]) -> Table | None:
     """What each source gave; None where the figures do not tell."""
     lacking = "not in tokenize.json"
-    columns = ("read", "not_sampled", "unusable", "kept", "rows", "tokens")
+    parts = ("kept", "unusable", "duplicates", "same_prompt", "not_sampled")
+    columns = ("read", *parts, "rows", "tokens")
     found = listing(report, "sources")
     made: list[list[Cell]] = [
         [
@@ -62,8 +63,13 @@ def sources(report: dict[str, Any]) -> Table | None:
         ]
         for place, source in enumerate(found)
     ]
-    head = ["Source", "Revision", "Weight", "Read", "Not sampled", "Unusable", "Kept", "Rows", "Tokens"]
-    note = "Kept: conversations that train, validate or are asked in the evaluation. Not sampled: left out by a weight below 1."
+    what = ["Kept", "Unusable", "Duplicates", "Same prompt", "Not sampled"]
+    head = ["Source", "Revision", "Weight", "Read", *what, "Rows", "Tokens"]
+    note = (
+        f"What was read is the sum of the next {len(what)} columns. Kept: conversations that train, validate or are asked in the "
+        "evaluation. Unusable: what counts against data.max_dropped_fraction. Duplicates: near duplicates too. Same prompt: it asks "
+        "what is kept for the evaluation, or for another split. Not sampled: left out by a weight below 1."
+    )
     return Table("Sources", head, made, numeric=2, note=note) if made else None
 
 

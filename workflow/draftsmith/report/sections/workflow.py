@@ -57,7 +57,7 @@ def box(gathered: Gathered, name: str) -> Box:
 def _stages(gathered: Gathered, graph: Graph) -> Table:
     measured = gathered.benchmarks
     known = [name for name in BY_NAME if name in graph] + sorted(name for name in graph if name not in BY_NAME)
-    names = [name for name in known if name != "report"]
+    names = [name for name in known if name not in ("report", "gate")]
     longest = max((measured.seconds(name) or 0 for name in names), default=0)
     rows: list[list[Cell]] = []
     for name in names:

@@ -1,0 +1,17 @@
+"""Which files are conversations, by their endings; known to the Snakefile too, hence without a heavy import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".parquet")
+"""Endings of the files that a data source may be."""
+
+
+def within(folder: Path) -> list[Path]:
+    """The files of ``folder`` and of the folders in it that are read as conversations, by name; links that lead nowhere too."""
+    return sorted(
+        file
+        for file in folder.rglob("*")
+        if file.name.endswith(ENDINGS) and not file.name.startswith(".") and not file.is_dir()
+    )
