@@ -29,6 +29,16 @@ FAULTS: list[tuple[str, dict[str, Any], str]] = [
         "my.yaml: data.sources.1.domian is no known key; config/README.md lists them all",
     ),
     (
+        "a store without a name",
+        {"extract": {"store": ""}},
+        "my.yaml: extract.store: name a folder, such as 'store'",
+    ),
+    (
+        "a store of blanks",
+        {"extract": {"store": "  "}},
+        "my.yaml: extract.store: name a folder, such as 'store'",
+    ),
+    (
         "below its range",
         {"train": {"learning_rate": 0}},
         "my.yaml: train.learning_rate: Input should be greater than 0 (given: 0)",
@@ -252,3 +262,10 @@ def test_kimi_is_what_its_comments_say(repo: Path) -> None:
 
 def test_an_acceptance_length_that_every_draft_token_has_to_be_right_for_may_be_asked() -> None:
     config.check_consistent(config.parse({"evaluate": {"k": 3, "min_acceptance_length": 4}}, "my.yaml"), "my.yaml")
+
+
+def test_the_store_may_lie_at_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a shell has it, for every stage that reads the key; a folder called ~ would be made otherwise."""
+    monkeypatch.setenv("HOME", "/home/me")
+    for given, meant in (("~/x", "/home/me/x"), ("/data/~x", "/data/~x"), ("store", "store"), ("a/../b", "a/../b")):
+        assert config.parse({"extract": {"store": given}}, "test").extract.store == meant

@@ -114,7 +114,12 @@ def test_the_target_is_the_same_with_few_layers(tmp_path: Path, model: Path, row
     }  # fmt: skip
     assert {path.name for path in small.iterdir()} == {path.name for path in model.iterdir()}
     assert (small / "model.safetensors").resolve() == model / "model.safetensors"
-    assert target == TARGET | {"path": str(small), "num_layers": 4, "fingerprint": "dry-run", "states_fingerprint": "dry-run"}
+    assert target == TARGET | {
+        "path": str(small),
+        "num_layers": 4,
+        "fingerprint": "dry-run",
+        "states_fingerprint": "dry-run",
+    }
     assert trial.config.engine == given.engine.model_copy(
         update={"args": {"quantization": "x", "load_format": "dummy", "hf_overrides": {"layer_types": ["full"] * 4}}}
     )

@@ -21,7 +21,7 @@ from draftsmith.draft.trained_as import KEY, trained_as
 from draftsmith.errors import DraftsmithError
 from ropes import LLAMA3
 
-REPORT = {
+REPORT: dict[str, Any] = {
     "fingerprint": "0123456789abcdef",
     "steps": 12,
     "epochs": 3.0,
@@ -255,6 +255,12 @@ def test_untrained_draft_of_a_warm_start_is_its_source(make: Callable[..., Expor
     first, of_source = load_file(export.folder / "first/model.safetensors"), load_file(source / "model.safetensors")
     assert first.keys() == of_source.keys()
     assert all(torch.equal(first[name], of_source[name]) for name in first)
+
+
+def test_a_report_without_shares_by_position_has_a_card(make: Callable[..., Export]) -> None:
+    export = make()
+    del export.report["acceptance"]
+    assert "1.750" in (export.run() / "README.md").read_text()
 
 
 def test_export_of_no_validation_has_a_card(make: Callable[..., Export]) -> None:

@@ -323,3 +323,42 @@ def test_weights_that_were_cut_off_are_found_before_a_load(tmp_path: Path) -> No
     file.write_bytes(b"PK\x03\x04 a pickle")
     with pytest.raises(DraftsmithError, match=r"model\.safetensors: not a safetensors file"):
         get(tmp_path, str(folder))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"num_hidden_layers": 0}, "its num_hidden_layers is 0 and should be a number above 0"),
+        ({"num_hidden_layers": -3}, "its num_hidden_layers is -3 and should be a number above 0"),
+        ({"num_hidden_layers": True}, "its num_hidden_layers is true and should be a number above 0"),
+        ({"text_config": {"vocab_size": False}}, "its vocab_size is false and should be a number above 0"),
+        ({"rope_parameters": "x"}, "its rope_parameters is 'x' and should be an object"),
+        ({"rope_scaling": ["su"]}, r"its rope_scaling is \['su'\] and should be an object"),
+    ],
+)
+def test_sizes_that_cannot_be(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    with pytest.raises(DraftsmithError, match=rf"m/config\.json: {said}; correct it"):
+        get(tmp_path, str(checkpoint(tmp_path / "m", LLAMA | more)))
+
+
+def test_positions_without_an_end(tmp_path: Path) -> None:
+    """Some configs write -1 where there is none."""
+    folder = checkpoint(tmp_path / "m", LLAMA | {"max_position_embeddings": -1, "model_type": "never_heard_of"})
+    assert get(tmp_path, str(folder))["max_positions"] is None
+
+
+def test_a_folder_with_the_name_of_weights(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", LLAMA)
+    (folder / "x.safetensors").mkdir()
+    with pytest.raises(
+        DraftsmithError, match=r"x\.safetensors: is a folder with the name of weights; give it another name"
+    ):
+        get(tmp_path, str(folder))
+
+
+def test_a_broken_index(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m", LLAMA)
+    for content in ('{"weight_map"', "{}"):
+        (folder / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(DraftsmithError, match=r"model\.safetensors\.index\.json: .*; fetch it again"):
+            get(tmp_path, str(folder))

@@ -151,7 +151,13 @@ def prepare(config: Config, described: dict[str, Any], layers: Sequence[int], ro
     (model / "config.json").write_text(json.dumps(small, indent=2))
     write_json(
         folder / "target.json",
-        described | {"path": str(model.resolve()), "num_layers": count, "fingerprint": "dry-run", "states_fingerprint": "dry-run"},
+        described
+        | {
+            "path": str(model.resolve()),
+            "num_layers": count,
+            "fingerprint": "dry-run",
+            "states_fingerprint": "dry-run",
+        },
     )
     longest = read_rows(rows).nlargest(_ROWS, "length")
     longest.to_parquet(folder / "rows.parquet")

@@ -245,7 +245,9 @@ def _longrope_after(parts: list[dict[str, Any]], folder: Path) -> int | None:
         key = "rope_parameters" if part.get("rope_parameters") else "rope_scaling"
         rope = part.get(key) or {}
         if not isinstance(rope, dict):
-            raise DraftsmithError(f"{folder / 'config.json'}: its {key} is {rope!r} and should be an object; correct it")
+            raise DraftsmithError(
+                f"{folder / 'config.json'}: its {key} is {rope!r} and should be an object; correct it"
+            )
         # 'su' is what the first of these checkpoints call it.
         if (rope.get("rope_type") or rope.get("type")) in ("longrope", "su"):
             original = rope.get("original_max_position_embeddings") or part.get("original_max_position_embeddings")

@@ -163,3 +163,10 @@ def test_logits_of_granite_and_gemma_2(tmp_path: Path) -> None:
 def test_draft_vocabulary_larger_than_the_targets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DraftsmithError, match=r"vocabulary\.size"):
         _shape(tmp_path, LLAMA, draft_vocab=321)
+
+
+@pytest.mark.parametrize("name", ["rms_norm_eps", "rope_theta", "logits_scaling", "logit_scale", "lm_head_multiplier"])
+def test_a_number_that_is_none_is_named(name: str, tmp_path: Path) -> None:
+    """Of a type that transformers does not know, so that the config is read as it stands."""
+    with pytest.raises(DraftsmithError, match=rf"config\.json: {name} is 'x' and must be a finite number; correct it"):
+        _shape(tmp_path, LLAMA | {"model_type": "of_a_test", name: "x"})

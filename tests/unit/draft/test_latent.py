@@ -207,6 +207,6 @@ def test_training_goes_on_from_one_and_not_from_another(
 )
 def test_a_rope_of_the_target_without_a_number_is_named(name: str, value: Any) -> None:
     with pytest.raises(
-        DraftsmithError, match=rf"config\.json: {name} of its rope is .* must be a number; correct it, or set"
+        DraftsmithError, match=rf"config\.json: {name} is .* must be a finite number; correct it, or fetch"
     ):
         of_kimi({"rope_scaling": KIMI["rope_scaling"] | {name: value}})

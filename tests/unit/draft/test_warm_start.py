@@ -99,7 +99,7 @@ def test_a_pickle_is_refused_and_read_once_the_mend_was_run(make_source: Callabl
         initial_draft(*given)
     mend = str(refused.value).partition("safetensors: python ")[2]
     subprocess.run([sys.executable, *shlex.split(mend)], cwd=folder, check=True)
-    taken = initial_draft(*given)
+    taken: Any = initial_draft(*given)
     assert torch.equal(taken.layers[0].mlp.up_proj.weight, source.draft.layers[0].mlp.up_proj.weight)
 
 

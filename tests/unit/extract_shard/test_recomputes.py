@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from safetensors.torch import save_file
 
 from draftsmith import extract_shard, merge_manifest, store
 from draftsmith.config import parse
+from draftsmith.errors import DraftsmithError
 from draftsmith.extract_shard import driver, plan
 from draftsmith.extract_shard.staging import staging
 from draftsmith.files import read_json, write_json
@@ -202,6 +205,50 @@ def test_what_changes_every_state_computes_every_row_again_and_keeps_the_old_one
     assert len(list((runs.folder / "store").iterdir())) == 2
     # And back again.
     assert runs.run() == []
+
+
+@pytest.fixture
+def read_only(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """The same, and now no file can be made anywhere."""
+
+    def refuse(path: Path, *_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    return runs
+
+
+def test_a_store_that_cannot_be_written_is_read(read_only: Runs) -> None:
+    assert read_only.run() == []
+    assert read_only.states() == {store.row_id(row): row for row in ROWS}
+
+
+def test_a_store_that_cannot_be_written_and_lacks_a_row(read_only: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Told before anything is verified."""
+    monkeypatch.setattr(store, "trusted", lambda *_: pytest.fail("reads first"))
+    (folder,) = (read_only.folder / "store").iterdir()
+    with pytest.raises(DraftsmithError) as error:
+        read_only.run([*ROWS, [77, 78]])
+    assert str(error.value) == (
+        f"{folder}: cannot be written (Read-only file system); name another folder in the config key extract.store"
+    )
+
+
+def test_a_store_that_cannot_be_written_and_has_a_damaged_file(read_only: Runs) -> None:
+    path = next((read_only.folder / "store").glob("*/*.safetensors"))
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DraftsmithError, match="cannot be written"):
+        read_only.run()
+
+
+def test_a_file_in_the_place_of_the_fingerprints_folder(runs: Runs) -> None:
+    (folder,) = (runs.folder / "store").iterdir()
+    shutil.rmtree(folder)
+    folder.write_text("")
+    with pytest.raises(DraftsmithError, match=rf"{folder.name}: cannot be written \(File exists\); name another folder"):
+        runs.run()
 
 
 def test_another_tokenizer_or_template_alone_computes_nothing_again(runs: Runs) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from draftsmith.preflight.checks import CHECKS, before_regeneration
 pytest.importorskip("vllm")
 
 
-def run(make: Make, tmp_path: Path, **settings: Any) -> dict[str, Any]:
-    subject = make(settings=settings)
+def run(
+    make: Make, tmp_path: Path, rows: Sequence[Sequence[int]] = ([1, 2, 3], [4, 5]), **settings: Any
+) -> dict[str, Any]:
+    subject = make(rows=rows, settings=settings)
     (tmp_path / "target.json").write_text(json.dumps(subject.target))
     (tmp_path / "tokenize.json").write_text(json.dumps(subject.tokenised))
     report = tmp_path / "preflight.json"
@@ -36,6 +39,14 @@ def test_a_sound_run_passes(make: Make, tmp_path: Path, capfd: pytest.CaptureFix
     shown = capfd.readouterr().err
     for check in made["checks"]:
         assert f" preflight: ok    {check['name']} " in shown
+
+
+def test_without_a_row_one_check_says_so(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(DraftsmithError) as error:
+        run(make, tmp_path, rows=[])
+    assert str(error.value) == (
+        f"preflight: row lengths: {tmp_path}/rows.parquet: holds no rows; run the stage tokenize again, and look into its report"
+    )
 
 
 def test_every_check_is_shown_when_some_fail(make: Make, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import struct
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from looked_at import Make, change_config
 
-from draftsmith import hardware
+from batch_bytes import batch_bytes
+from draftsmith import hardware, store
 from draftsmith.errors import DraftsmithError
 from draftsmith.preflight import machine as checks
+from draftsmith.preflight.model import layers as check_layers
 from draftsmith.target_weights import loaded_bytes
 from draftsmith.verdict import Skip
 
@@ -130,6 +136,83 @@ def test_a_store_that_cannot_be_written(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DraftsmithError, match=r"file/store: cannot be written .*extract\.store"):
         checks.store_room(make(settings={"extract": {"store": str(tmp_path / "file/store")}}))
+
+
+def stored(tmp_path: Path, subject: Any, rows: list[list[int]]) -> Path:
+    """A store in which these rows lie, as the run would look for them."""
+    described = subject.target
+    key = store.fingerprint(described["states_fingerprint"], subject.layers, "float32", {}, "target")
+    made = {name: torch.ones(sum(map(len, rows)), *rest) for name, rest in (("aux", (3, 64)), ("final", (64,)))}
+    made["offsets"] = torch.tensor([0, *accumulate(map(len, rows))])
+    made["token_ids"] = torch.tensor([token for row in rows for token in row], dtype=torch.int32)
+    header = store.BatchHeader(
+        fingerprint=key, target="t", layers=subject.layers, dtype="float32", hidden_size=64, rows=[store.row_id(row) for row in rows],
+        lengths=[len(row) for row in rows], checksums=["0"] * len(rows), vllm="0",
+    )  # fmt: skip
+    folder = tmp_path / "store" / key
+    folder.mkdir(parents=True)
+    (folder / store.batch_name(header.rows)).write_bytes(batch_bytes(header, made))
+    return folder
+
+
+@pytest.mark.parametrize("what", ["key", "staging"])
+def test_a_store_that_cannot_be_written_and_lacks_nothing(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Another user's, say, from which a draft is trained."""
+    rows = [[1, 2, 3], [4, 5]]
+    subject = make(rows=rows)
+    folder = stored(tmp_path, subject, rows)
+    (folder / ".staging").mkdir()
+    closed = {"key": folder, "staging": folder / ".staging"}[what]
+    touch = Path.touch
+
+    def refuse(path: Path, *rest: Any) -> None:
+        if path.parent == closed:
+            raise OSError(errno.EROFS, "Read-only file system")
+        touch(path, *rest)
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    assert checks.store_room(subject) == ("ok", f"{folder}: it cannot be written, and holds all 2 rows")
+    more = make(rows=[*rows, [6]])
+    with pytest.raises(DraftsmithError) as error:
+        checks.store_room(more)
+    assert str(error.value) == (
+        f"{closed}: cannot be written (Read-only file system); name another folder in the config key extract.store"
+    )
+
+
+def test_a_file_in_the_place_of_the_fingerprints_folder(make: Make, tmp_path: Path) -> None:
+    subject = make()
+    key = store.fingerprint(subject.target["states_fingerprint"], subject.layers, "float32", {}, "target")
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / key).write_text("")
+    with pytest.raises(DraftsmithError, match=rf"store/{key}: cannot be written \(File exists\); name another folder"):
+        checks.store_room(subject)
+
+
+def test_weights_that_changed_since_they_were_described(make: Make, model: Path) -> None:
+    subject = make(model)
+    (file,) = model.glob("*.safetensors")
+    size = file.stat().st_size
+    os.truncate(file, size - 1)
+    with pytest.raises(DraftsmithError, match=rf"is {size - 1} bytes long and should be {size}; complete the download"):
+        checks.memory(subject)
+    os.truncate(file, 20)
+    with pytest.raises(DraftsmithError, match="not a safetensors file; fetch it again"):
+        checks.memory(subject)
+    file.unlink()
+    with pytest.raises(DraftsmithError, match=r"holds no \.safetensors files"):
+        checks.memory(subject)
+
+
+def test_a_config_that_broke_since_it_was_read(make: Make, model: Path) -> None:
+    subject = make(model)
+    (model / "config.json").write_text("{")
+    with pytest.raises(DraftsmithError, match=r"config\.json: not valid JSON .*; fetch the checkpoint again"):
+        checks.memory(subject)
+    with pytest.raises(DraftsmithError, match=r"config\.json: not valid JSON .*; fetch the checkpoint again"):
+        check_layers(subject)
 
 
 def test_room_on_the_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:

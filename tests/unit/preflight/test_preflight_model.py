@@ -197,6 +197,8 @@ def test_layers(make: Make, model: Path) -> None:
         ("float16", {"model_type": "deepseek_v3"}, True),
         ("float16", {"model_type": "x", "architectures": ["KimiK25ForConditionalGeneration"]}, True),
         ("float16", {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, False),
+        ("float16", {"model_type": "glm_moe_dsa"}, True),
+        ("float16", {"model_type": "x", "architectures": ["MistralLarge3ForCausalLM"]}, True),
         ("bfloat16", {"model_type": "deepseek_v3"}, False),
     ],
 )
@@ -206,6 +208,36 @@ def test_float16_scales_the_states_of_one_family(dtype: str, target: dict[str, A
         return
     with pytest.raises(DraftsmithError, match=r"target\.dtype float16 scales the states .*set it to bfloat16"):
         checks.check_precision(dtype, target)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fails"),
+    [
+        ("DeepseekV3ForCausalLM", True),
+        ("GlmMoeDsaForCausalLM", True),
+        ("MistralLarge3ForCausalLM", True),
+        ("PanguUltraMoEForCausalLM", True),
+        ("AXK1ForCausalLM", True),
+        ("LlamaForCausalLM", False),
+        ("Qwen3MoeForCausalLM", False),
+    ],
+)
+def test_float16_is_judged_by_the_class(
+    make: Make, monkeypatch: pytest.MonkeyPatch, architecture: str, fails: bool
+) -> None:
+    """Whatever it is called: names are of no help here."""
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    if architecture not in ModelRegistry.get_supported_archs():
+        pytest.skip(f"this release of vLLM has no {architecture}")
+    own = ModelRegistry.models[architecture].load_model_cls()
+    monkeypatch.setattr(checks, "_class", lambda _: own)
+    subject = make(settings={"target": {"dtype": "float16"}}, model_type="x", architectures=["X"])
+    if fails:
+        with pytest.raises(DraftsmithError, match=r"target\.dtype float16 scales the states"):
+            checks.precision(subject)
+    else:
+        assert checks.precision(subject) == ("ok", "float16")
 
 
 def test_precision(make: Make) -> None:

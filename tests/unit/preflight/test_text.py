@@ -21,6 +21,9 @@ from draftsmith.verdict import Skip
         (98, {"max_model_len": 100}, None),
         (99, {"max_model_len": 100}, "the longest row has 99 tokens, engine.args.max_model_len is 100; lower tokenize.max_length to 98"),
         (500, {"max_model_len": -1}, None),
+        (20, {"max_model_len": "10"}, "the longest row has 20 tokens, engine.args.max_model_len is 10; lower tokenize.max_length to 8"),
+        (20, {"max_model_len": 9}, "the longest row has 20 tokens, engine.args.max_model_len is 9; raise engine.args.max_model_len"),
+        (20, {"max_model_len": "22"}, None),
     ],
 )  # fmt: skip
 def test_lengths(make: Make, length: int, args: dict[str, int], said: str | None) -> None:
@@ -29,6 +32,19 @@ def test_lengths(make: Make, length: int, args: dict[str, int], said: str | None
     assert found == (
         ("fail", said) if said else ("ok", f"the longest of 2 rows has {length} tokens; the target has 1024 positions")
     )
+
+
+def test_a_limit_that_vllm_would_read(make: Make) -> None:
+    """With another argument that it refuses there is but the number itself."""
+    args = {"max_model_len": "10", "quantization": "nothing-such"}
+    found = checks.lengths(make(rows=[[1] * 20], settings={"engine": {"args": args}}))
+    assert found[0] == "fail"
+    assert "engine.args.max_model_len is 10" in found[1]
+
+
+def test_positions_that_no_row_fits_into(make: Make) -> None:
+    found = checks.lengths(make(rows=[[1] * 20], max_positions=9))
+    assert found == ("fail", "the longest row has 20 tokens, the target has 9 positions; take another target")
 
 
 def test_a_target_that_tells_no_positions(make: Make) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from draftsmith import cli, store
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import write_json
 from draftsmith.processes.run_mark import here
+from draftsmith.store import leftovers
 
 OTHER = store.fingerprint("another", [1], "float32")
 HERE = f"{socket.gethostname()}@{here()}"
@@ -89,7 +92,11 @@ def test_verify_of_a_manifest(folder: Path, tmp_path: Path) -> None:
     (path,) = (folder / KEY).glob("*.safetensors")
     write_json(
         tmp_path / "manifest.json",
-        {"store": str(folder / KEY), "fingerprint": KEY, "rows": {row: [path.name, place] for place, row in enumerate(IDS)}},
+        {
+            "store": str(folder / KEY),
+            "fingerprint": KEY,
+            "rows": {row: [path.name, place] for place, row in enumerate(IDS)},
+        },
     )
     told = call("verify", folder, "--manifest", tmp_path / "manifest.json")
     assert told.endswith("all 3 rows of the manifest are there, and every file is sound\n")
@@ -115,6 +122,35 @@ def test_another_file_is_not_taken_for_a_manifest(folder: Path, tmp_path: Path) 
         assert refusal(command, folder, "--manifest", tmp_path / "my.yaml") == (
             f"{tmp_path}/my.yaml: is no manifest; name results/NAME/extract/manifest.json"
         )
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '"x"', '{"store": 1, "fingerprint": "a"}', '{"store": "s", "fingerprint": ["a"]}']
+)
+def test_a_manifest_with_values_of_other_kinds(folder: Path, tmp_path: Path, content: str) -> None:
+    (tmp_path / "m.json").write_text(content)
+    for command in ("verify", "clean"):
+        assert refusal(command, folder, "--manifest", tmp_path / "m.json") == (
+            f"{tmp_path}/m.json: is no manifest; name results/NAME/extract/manifest.json"
+        )
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (None, "is no manifest; name results/NAME/extract/manifest.json"),
+        ([], "is no manifest; name results/NAME/extract/manifest.json"),
+        ({"r": 1}, "the place of row r is 1 and should be a file and a number; run merge_manifest again"),
+        (
+            {"r": ["a", "0"]},
+            "the place of row r is ['a', '0'] and should be a file and a number; run merge_manifest again",
+        ),
+        ({"r": ["a"]}, "the place of row r is ['a'] and should be a file and a number; run merge_manifest again"),
+    ],
+)
+def test_a_manifest_with_rows_of_another_kind(folder: Path, tmp_path: Path, rows: Any, said: str) -> None:
+    write_json(tmp_path / "m.json", {"store": str(folder / KEY), "fingerprint": KEY, "rows": rows})
+    assert refusal("verify", folder, "--manifest", tmp_path / "m.json") == f"{tmp_path}/m.json: {said}"
 
 
 def test_the_store_is_the_configs(folder: Path, tmp_path: Path) -> None:
@@ -185,6 +221,55 @@ def test_stats_knows_stores_of_former_versions(folder: Path) -> None:
     assert (old["formats"], old["rows"], old["tokens"], old["unreadable"]) == ([1], 3, 7, {})
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("lengths", ["a"]), ("lengths", 3), ("rows", [1]), ("layers", "x"), ("hidden_size", "wide"), ("target", [])],
+)
+def test_stats_of_a_foreign_file_that_says_nonsense(folder: Path, key: str, value: Any) -> None:
+    (path,) = (folder / OTHER).glob("*.safetensors")
+    written = json.dumps({"format": 1, "rows": ["r"], "lengths": [1], key: value})
+    head = json.dumps({"__metadata__": {"draftsmith": written}}).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head)
+    (other,) = [each for each in as_json("stats", folder)["fingerprints"] if each["fingerprint"] == OTHER]
+    assert list(other["unreadable"]) == [path.name]
+    assert other["unreadable"][path.name].startswith(f"{path}: is no readable batch file (its {key}")
+    assert other["files"] == 0
+
+
+def test_stats_of_a_precision_that_is_unknown(folder: Path) -> None:
+    (path,) = (folder / OTHER).glob("*.safetensors")
+    written = json.dumps({"format": 9, "rows": ["r"], "lengths": [1], "dtype": "int3", "hidden_size": 6})
+    head = json.dumps({"__metadata__": {"draftsmith": written}}).encode()
+    path.write_bytes(len(head).to_bytes(8, "little") + head)
+    (other,) = [each for each in as_json("stats", folder)["fingerprints"] if each["fingerprint"] == OTHER]
+    assert (other["dtype"], other["formula"], other["tokens"]) == ("int3", None, 1)
+
+
+@pytest.mark.parametrize("command", ["stats", "clean"])
+def test_an_extraction_that_is_running_removes_what_was_listed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Its staging folder goes when it ends, its files when they are published; a damaged one comes before its reason."""
+    made = staging(folder / KEY, f"1-of-2-{HERE}-{os.getpid()}")
+    part = folder / KEY / ".staging" / "plan.json"
+    part.write_text("{}")
+    (folder / KEY / ".damaged").mkdir()
+    (folder / KEY / ".damaged" / "ab.safetensors").write_text("x")
+    owner = leftovers._owner
+
+    def gone_by_now(path: Path) -> tuple[bool, str]:
+        found = owner(path)
+        shutil.rmtree(made, ignore_errors=True)
+        part.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(leftovers, "_owner", gone_by_now)
+    told = call(command, folder)
+    assert made.name not in told
+    assert part.name not in told
+    assert "the reason is not noted" in told
+
+
 # ---- clean ----
 
 
@@ -244,6 +329,47 @@ def test_clean_removes_what_no_manifest_names(folder: Path, tmp_path: Path) -> N
 def test_clean_removes_a_named_fingerprint(folder: Path) -> None:
     call("clean", folder, "--fingerprint", OTHER, "--yes")
     assert [path.name for path in folder.iterdir()] == [KEY]
+
+
+def test_clean_of_the_folder_of_one_fingerprint_names_its_store(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = f"is the folder of one fingerprint; to remove it, name the store, {folder}"
+    assert refusal("clean", folder / KEY, "--fingerprint", KEY, "--yes") == f"{folder / KEY}: {said}"
+    monkeypatch.chdir(folder / KEY)
+    assert refusal("clean", ".", "--fingerprint", KEY, "--yes") == f"{folder / KEY}: {said}"
+    assert "nothing was removed" in call("clean", ".", "--fingerprint", KEY)
+    assert len(list((folder / KEY).glob("*.safetensors"))) == 1
+    # What lies in it may go.
+    staging(folder / KEY, f"1-of-1-{HERE}-{gone()}")
+    assert "1 removed" in call("clean", folder / KEY, "--staging", "--yes")
+
+
+def test_clean_where_nothing_can_be_removed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [staging(folder / KEY, f"{place}-of-2-{HERE}-{gone()}").name for place in (1, 2)]
+
+    def refuse(path: str, *_: object, **__: object) -> None:
+        if names[1] in str(path) or path == "part.tmp":
+            raise OSError(errno.EROFS, "Read-only file system", path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    monkeypatch.setattr(os, "rmdir", refuse)
+    assert refusal("clean", folder, "--staging", "--yes") == (
+        f"{folder}/{KEY}/.staging/{names[0]}: cannot be removed as a whole (Read-only file system), and 2 of 2 are still to go, "
+        f"{names[0]}, {names[1]}; make the store writable, and run the same command again"
+    )
+
+
+def test_what_goes_while_it_is_removed_is_gone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = staging(folder / KEY, f"1-of-2-{HERE}-{gone()}")
+    listed = os.scandir
+
+    def late(path: Any) -> Any:
+        found = listed(path)
+        (made / "part.tmp").unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(os, "scandir", late)
+    assert "1 removed" in call("clean", folder, "--staging", "--yes")
+    assert not made.exists()
 
 
 @pytest.mark.parametrize("owner", ["alive", "elsewhere"])

@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_again_is_not_moved_by_the_reader(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(verification, "_compare", fail)
-    with pytest.raises(store.StoreError, match="do not have their checksum, and now .*Input/output error"):
+    with pytest.raises(store.StoreError, match=r"do not have their checksum, and now .*Input/output error"):
         opened.row(IDS[2])
     assert path.exists()
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from draftsmith.config import Train
-from draftsmith.draft.latent import Latent, latent_rope, latent_sizes, turning
+from draftsmith.draft.latent import Latent, latent_rope, latent_sizes, number, turning
 from draftsmith.errors import DraftsmithError
 from draftsmith.files import read_json
 from draftsmith.log import log
@@ -135,7 +135,7 @@ def draft_shape(
         kv_heads=kv_heads,
         head_dim=head_dim,
         intermediate_size=train.intermediate_size or _intermediate_size(text, hidden),
-        rms_norm_eps=float(text.get("rms_norm_eps") or 1e-6),
+        rms_norm_eps=number("rms_norm_eps", text.get("rms_norm_eps") or 1e-6),
         rope=_rope(text, plain=_latent(text)) if latent is None else latent_rope(_of_full_attention(text), text),
         max_positions=int(text.get("max_position_embeddings") or 8192),
         target_vocab=vocab,
@@ -226,7 +226,7 @@ def _of_full_attention(text: Mapping[str, Any]) -> dict[str, Any]:
 def _rope(text: Mapping[str, Any], plain: bool) -> dict[str, Any]:
     """The target's rope parameters in transformers 5's form; only base frequency where the rest does not carry over."""
     rope = _of_full_attention(text)
-    theta = float(rope.get("rope_theta") or text.get("rope_theta") or 10000.0)
+    theta = number("rope_theta", rope.get("rope_theta") or text.get("rope_theta") or 10000.0)
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if kind == "mrope":
         kind = "default"
@@ -254,5 +254,6 @@ def _rope(text: Mapping[str, Any], plain: bool) -> dict[str, Any]:
 def _logit_scale(text: Mapping[str, Any]) -> float:
     """Factor between the head's output and the logits: Cohere and Falcon-H1 multiply, Granite divides."""
     if text.get("logits_scaling"):
-        return 1.0 / float(text["logits_scaling"])
-    return float(text.get("logit_scale") or text.get("lm_head_multiplier") or 1.0)
+        return 1.0 / number("logits_scaling", text["logits_scaling"])
+    name = "logit_scale" if text.get("logit_scale") else "lm_head_multiplier"
+    return number(name, text.get(name) or 1.0)

@@ -75,7 +75,7 @@ def latent_sizes(text: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[in
 def latent_rope(rope: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
     """The target's ``rope`` (of one kind of layer, with ``rope_theta``) as far as vLLM computes it for latent attention."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    theta = _number("rope_theta", rope.get("rope_theta") or text.get("rope_theta") or 10000.0)
+    theta = number("rope_theta", rope.get("rope_theta") or text.get("rope_theta") or 10000.0)
     if kind == "default":
         return {"rope_type": "default", "rope_theta": theta}
     if kind != "yarn" or not rope.get("factor"):
@@ -83,19 +83,20 @@ def latent_rope(rope: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, A
         raise DraftsmithError(
             f"train.architecture: mla is served with plain rope or yarn, and the target has {has}; {_INSTEAD}"
         )
-    told = {name: value if rope.get(name) is None else _number(name, rope[name]) for name, value in _YARN.items()}
+    told = {name: value if rope.get(name) is None else number(name, rope[name]) for name, value in _YARN.items()}
     length = rope.get("original_max_position_embeddings") or text.get("max_position_embeddings")
     return {
-        "rope_type": "yarn", "rope_theta": theta, "factor": _number("factor", rope["factor"]), "original_max_position_embeddings": length, **told,
+        "rope_type": "yarn", "rope_theta": theta, "factor": number("factor", rope["factor"]), "original_max_position_embeddings": length, **told,
     }  # fmt: skip
 
 
-def _number(name: str, value: Any) -> float:
+def number(name: str, value: Any) -> float:
+    """A finite number of the target's config; raises :class:`DraftsmithError` where ``value``, of the key ``name``, is none."""
     try:
-        if math.isfinite(number := float(value)):
-            return number
-    except (TypeError, ValueError):
+        if math.isfinite(found := float(value)):
+            return found
+    except (TypeError, ValueError, OverflowError):
         pass
     raise DraftsmithError(
-        f"the target's config.json: {name} of its rope is {value!r} and must be a number; correct it, or {_INSTEAD}"
+        f"the target's config.json: {name} is {value!r} and must be a finite number; correct it, or fetch the file again"
     )

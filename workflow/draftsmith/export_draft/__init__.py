@@ -40,9 +40,7 @@ __all__ = [
 
 # Keys that are read of target.json and train.json.
 _OF_TARGET = ("source", "path", "fingerprint", "architectures", "num_layers", "hidden_size", "vocab_size")
-_OF_TRAINING = (
-    "fingerprint", "layers", "params", "steps", "epochs", "tokens", "simulated_acceptance_length", "acceptance",
-)  # fmt: skip
+_OF_TRAINING = ("fingerprint", "layers", "params", "steps", "epochs", "tokens", "simulated_acceptance_length")
 
 
 def run(

@@ -42,7 +42,7 @@ def model_card(
         ("learning rate, seed", f"{config.train.learning_rate:g}, {config.train.seed}"),
     ]
     if trained["simulated_acceptance_length"] is not None:
-        shares = " / ".join(f"{share:.1%}" for share in trained["acceptance"])
+        shares = " / ".join(f"{share:.1%}" for share in trained.get("acceptance") or [])
         rows += [
             (
                 "simulated acceptance length",

@@ -22,12 +22,11 @@ def unwritable(folder: Path) -> DraftsmithError | None:
 
     A store of another user, or on a read-only file system, serves a run all the same whose rows are all in it.
     """
-    root = folder.parent
+    # What is yet to be made is made as the folder above it allows.
+    there = [each for each in (folder, folder / _NAME) if os.path.lexists(each)] or [folder.parent]
     try:
-        for each in (root, folder, folder / _NAME):
-            # Folders that are yet to be made are made as the one above them allows.
-            if each == root or os.path.lexists(each):
-                check_writable(each, "extract.store")
+        for each in there:
+            check_writable(each, "extract.store")
     except DraftsmithError as error:
         return error
     return None

@@ -68,7 +68,7 @@ class _Held:
         self._driver, self._file, self._previous = driver, file, previous
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._driver.alive and self._file.exists():
+        if self._driver.alive and os.path.exists(self._file):
             return
         if callable(self._previous):
             self._previous(number, frame)

@@ -56,7 +56,7 @@ def read(root: Path, name: str) -> Log | None:
 def _only(root: Path, name: str) -> bool:
     """Whether no other run has left anything here."""
     found = {path.name for kind in ("results", "logs") for path in (root / kind).glob("*")}
-    return found <= {name, "slurm"}
+    return found <= {name, "slurm", "benchmarks"}
 
 
 def _parse(root: Path, path: Path, lines: list[str]) -> Log:

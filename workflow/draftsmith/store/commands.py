@@ -155,7 +155,9 @@ def _manifest(path: Path) -> dict[str, str]:
             raise TypeError
         return found
     except FileNotFoundError:
-        raise DraftsmithError(f"{path}: no such file; merge_manifest writes results/NAME/extract/manifest.json") from None
+        raise DraftsmithError(
+            f"{path}: no such file; merge_manifest writes results/NAME/extract/manifest.json"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError):
         raise DraftsmithError(f"{path}: is no manifest; name results/NAME/extract/manifest.json") from None
 

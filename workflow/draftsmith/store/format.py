@@ -111,7 +111,7 @@ def fingerprint(
     engine_args: Mapping[str, Any] | None = None,
     storage: str = "target",
 ) -> str:
-    """Name of the folder for states of a target (its own fingerprint, revision included), layer ids, its dtype, and storage.
+    """Name of the folder for states of a target (by its :func:`~draftsmith.target_fingerprint.states_fingerprint`), layer ids, its dtype, and storage.
 
     ``engine_args`` are arguments of the engine that the user chose: a quantisation or an override among them changes states.
     """

@@ -99,7 +99,9 @@ def remove(item: Leftover, store: Path) -> None:
     """
     path = item.path
     if not path.is_symlink() and path.resolve() == store.resolve():
-        raise DraftsmithError(f"{path}: is the folder of one fingerprint; to remove it, name the store, {path.resolve().parent}")
+        raise DraftsmithError(
+            f"{path}: is the folder of one fingerprint; to remove it, name the store, {path.resolve().parent}"
+        )
     if path.is_symlink() or store.resolve() not in path.resolve().parents:
         raise DraftsmithError(f"{path}: is a link, or does not lie in {store}; remove it by hand")
     if item.kind == "staging":

@@ -45,7 +45,7 @@ def _facts(gathered: Gathered) -> list[Fact]:
         Fact(
             "Target fingerprint",
             text(dig(target, "fingerprint"), unknown),
-            "SHA-256 over config, tokenizer and weight files",
+            "SHA-256 over config, tokenizer files and a sample of every tensor",
         ),
         Fact("Architecture", text(", ".join(map(str, listing(target, "architectures"))) or None, unknown)),
         Fact("Size", Shown(_shape(gathered)) if _shape(gathered) else missing(unknown)),
