@@ -320,7 +320,7 @@ class Train(Section):
     train_head: bool = True
     """Train the draft's lm_head, which starts from the target's rows; otherwise it stays frozen."""
     on_bad_loss: Literal["stop", "skip"] = "stop"
-    """A step whose loss or gradient is not finite: end the training, or leave the step out and count it; both name its rows."""
+    """A step whose loss or gradient is not finite: end the training, or leave the step out and count it; validation rows of states that are not finite likewise, with their packs. Both name the rows."""
     early_stopping_patience: Positive | None = None
     """End after this many validations in a row without a longer simulated acceptance; unset: never. The best draft is exported either way."""
     save_steps: Positive = 200

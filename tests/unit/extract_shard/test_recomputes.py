@@ -247,7 +247,9 @@ def test_a_file_in_the_place_of_the_fingerprints_folder(runs: Runs) -> None:
     (folder,) = (runs.folder / "store").iterdir()
     shutil.rmtree(folder)
     folder.write_text("")
-    with pytest.raises(DraftsmithError, match=rf"{folder.name}: cannot be written \(File exists\); name another folder"):
+    with pytest.raises(
+        DraftsmithError, match=rf"{folder.name}: cannot be written \(File exists\); name another folder"
+    ):
         runs.run()
 
 

@@ -268,6 +268,8 @@ def test_fingerprint_follows_what_changes_the_result(make_run: Make) -> None:
     assert key() == key(
         settings=run.config(save_steps=7, logging_steps=3, eval_steps=9, save_total_limit=5, compile=False).train
     )
+    # Another template, of which the rows are the same.
+    assert key() == key(target=target | {"states_fingerprint": target["fingerprint"], "fingerprint": "0"})
     others = [
         key(settings=run.config(learning_rate=1e-5).train),
         key(settings=run.config(norm_output=True).train),

@@ -4,7 +4,7 @@ The draft is one Llama layer whatever the target is: vLLM serves that layer besi
 ``train.architecture`` asks for it, its attention is latent as the target's own is.
 Width, heads, head size, dense MLP width, rope and positions come from the target, so that a server needs no kernel that it
 does not use already; where the target's own cannot be had (latent attention, linear attention, per-layer sizes) the draft
-takes heads of 128.
+takes heads of 128, and where they do not divide the width as many fewer as do.
 """
 
 from __future__ import annotations

@@ -63,7 +63,8 @@ def owner(path: Path, prefix: str) -> Owner | None:
         gone = _gone(path, pid)
         note = f"of process {pid}, which is {'gone' if gone else 'alive'}"
     elif host == socket.gethostname():
-        gone = _left(path)
+        # A name without a place may be of this one.
+        gone = _left(path) and (place is not None or _gone(path, pid))
         where = "of an older version" if place is None else "of another container or an earlier boot of this host"
         fate = "is gone, as it was left long ago" if gone else "may be alive: look from there"
         note = f"of process {pid} {where}, which {fate}"

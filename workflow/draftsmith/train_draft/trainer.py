@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerState, TrainingArguments
 
 from draftsmith.config import Train
 from draftsmith.draft.metrics import Tally
-from draftsmith.log import log
 from draftsmith.signals import Termination
 from draftsmith.train_draft import best_draft, checkpoints, weights
 from draftsmith.train_draft.ahead import Ahead
+from draftsmith.train_draft.callbacks import AsSet, OrderlyEnd
 from draftsmith.train_draft.dataset import RowDataset
 from draftsmith.train_draft.guard import Guard
 from draftsmith.train_draft.judge import Judge, best, exhausted, validations
@@ -76,9 +76,9 @@ class DraftTrainer(Trainer):
             eval_dataset=validation_rows if validation else None,
             callbacks=[
                 ProgressLines(),
-                _AsSet(),
+                AsSet(),
                 Judge(self.save_best, self.patience),
-                _OrderlyEnd(termination),
+                OrderlyEnd(termination),
             ],
         )
         self.remove_callback(PrinterCallback)
@@ -310,38 +310,3 @@ class DraftTrainer(Trainer):
                 checkpoints.publish(staged, folder, noted)
                 checkpoints.keep_newest(folder, self.keep, step)
                 best_draft.forget(folder, None if top is None else int(top["step"]))
-
-
-class _AsSet(TrainerCallback):
-    """Lets a resumed training log, validate and save as it is set now; the checkpoint brings what was set then."""
-
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        """Take the three numbers of steps from the arguments."""
-        state.compute_steps(args, state.max_steps)
-        return control
-
-
-class _OrderlyEnd(TrainerCallback):
-    """Turns a SIGTERM into a checkpoint and the end of training, on all processes at the same step."""
-
-    def __init__(self, termination: Termination) -> None:
-        self.termination = termination
-
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        """Ask for a checkpoint and the end, once any process has been told to leave."""
-        asked = self.termination.asked
-        if args.world_size > 1:
-            flag = torch.tensor(float(asked), device=args.device)
-            torch.distributed.all_reduce(flag)
-            asked = self.termination.asked = bool(flag > 0)
-        if asked:
-            if state.is_world_process_zero:
-                log(f"SIGTERM: saving a checkpoint at step {state.global_step}, then leaving")
-            control.should_save = control.should_training_stop = True
-            # The time until SIGKILL is for the checkpoint.
-            control.should_evaluate = False
-        return control
