@@ -62,8 +62,8 @@ demo: $(INSTALLED) ## the whole chain on SmolLM2-135M-Instruct; after a kill it 
 
 .PHONY: test
 test: $(DEV_INSTALLED) ## every test that needs no GPU
-	@# Two at a time, whole files each: many tests wait, for a scheduler or for a process that ends.
-	@$(RUN) python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@# Three at a time, whole files each: many tests wait, for a scheduler or for a process that ends.
+	@$(RUN) python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: lint
 lint: $(DEV_INSTALLED) ## formatters, linters, types, generated files
