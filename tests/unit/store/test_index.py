@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -339,13 +340,23 @@ def _shard(folder: Path, scatteritem: str, rows: list[list[int]], damaging: bool
         todo = plan.missing(mine, store.trusted(folder, KEY, [row.row_id for row in mine]).rows)
         for number, batch in enumerate(plan.pack(todo, 16)):
             # Another version of vLLM makes another head of another length.
-            path = write_batch(folder, [tokens[row.row_id] for row in batch], vllm=scatteritem * len(scatteritem))
-            journal.add(path)
+            with _between(folder, damaging):
+                path = write_batch(folder, [tokens[row.row_id] for row in batch], vllm=scatteritem * len(scatteritem))
+                journal.add(path)
             if damaging and number % 3 == 0:
                 # File systems count time in steps of some milliseconds.
                 time.sleep(0.02)
-                with suppress(FileNotFoundError):
+                with _between(folder, damaging), suppress(FileNotFoundError):
                     flip(path, path.stat().st_size - 1)
+
+
+@contextmanager
+def _between(folder: Path, damaging: bool) -> Iterator[None]:
+    """No damage between a file's taking its name and its line in the journal, which says that this process wrote all of it."""
+    with open(folder.parent / "lock", "w") as lock:
+        if damaging:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @pytest.mark.parametrize("damaging", [False, True])

@@ -67,7 +67,10 @@ class DraftTrainer(Trainer):
         self._run_tokens = 0
         self._tally = Tally(objective.steps)
         # The loss of the step that is being computed, and of those to be logged that were not left out, with their number.
-        self._step_loss, self._kept_loss, self._kept_steps = torch.zeros(()), torch.zeros(()), 0
+        # None and not a zero of the CPU, whose way to the GPU would wait for all that is at work there.
+        self._step_loss: Tensor | None = None
+        self._kept_loss: Tensor | None = None
+        self._kept_steps = 0
         self._looked_at: int | None = None
         super().__init__(
             model=objective,
@@ -140,7 +143,7 @@ class DraftTrainer(Trainer):
         if with_hits and good:
             self._tally.add(pack, result.sums, result.hits)
         self._run_tokens += pack.tokens
-        self._step_loss = self._step_loss.to(result.loss.device) + result.loss.detach()
+        self._step_loss = _sum(self._step_loss, result.loss.detach())
         # DDP averages gradients over processes; the loss is already a share of all of them.
         loss = result.loss * (self.args.world_size if good else float("nan"))
         return (loss, result) if return_outputs else loss
@@ -153,11 +156,12 @@ class DraftTrainer(Trainer):
             norm = clip(*args, **kwargs)
             whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
             if self.guard.look_at_gradient(whole, self.objective, self.state.global_step + 1):
-                self._kept_loss = self._kept_loss.to(self._step_loss.device) + self._step_loss
+                assert self._step_loss is not None
+                self._kept_loss = _sum(self._kept_loss, self._step_loss)
                 self._kept_steps += 1
             else:
                 self._tally = Tally(self.objective.steps)
-            self._step_loss = torch.zeros(())
+            self._step_loss = None
             return whole
 
         self.accelerator.clip_grad_norm_ = clip_and_look  # type: ignore[method-assign]
@@ -235,8 +239,8 @@ class DraftTrainer(Trainer):
         if not math.isfinite(logs.get("grad_norm", 0.0)):
             del logs["grad_norm"]
         total, steps = self._kept_loss, self._kept_steps
-        self._kept_loss, self._kept_steps = torch.zeros(()), 0
-        if not steps:
+        self._kept_loss, self._kept_steps = None, 0
+        if total is None:
             del logs["loss"]
             return
         if self.args.world_size > 1:
@@ -310,3 +314,7 @@ class DraftTrainer(Trainer):
                 checkpoints.publish(staged, folder, noted)
                 checkpoints.keep_newest(folder, self.keep, step)
                 best_draft.forget(folder, None if top is None else int(top["step"]))
+
+
+def _sum(total: Tensor | None, more: Tensor) -> Tensor:
+    return more if total is None else total + more
