@@ -274,10 +274,9 @@ def test_catalog_entry_point(clone: Path) -> None:
     assert jobs(done.out) == dict.fromkeys(RULES, 1)
 
 
-def test_as_a_module_of_another_workflow(clone: Path, tmp_path: Path) -> None:
-    shutil.copy(clone / "config/demo/prompts.jsonl", tmp_path / "mine.jsonl")
-    (tmp_path / "my.yaml").write_text("name: mine\ndata: {sources: [{path: mine.jsonl}]}\n")
-    (tmp_path / "Snakefile").write_text(
+def as_module(clone: Path, folder: Path, rule: str) -> None:
+    """Write a Snakefile with my.yaml for its config, all rules of the clone, and one ``rule`` of its own."""
+    (folder / "Snakefile").write_text(
         f"""
 configfile: "my.yaml"
 
@@ -286,12 +285,21 @@ module draftsmith:
     config: config
 
 use rule * from draftsmith
+{rule}"""
+    )
 
+
+def test_as_a_module_of_another_workflow(clone: Path, tmp_path: Path) -> None:
+    shutil.copy(clone / "config/demo/prompts.jsonl", tmp_path / "mine.jsonl")
+    (tmp_path / "my.yaml").write_text("name: mine\ndata: {sources: [{path: mine.jsonl}]}\n")
+    as_module(
+        clone, tmp_path,
+        """
 rule publish:
     input: rules.all.input
     default_target: True
-"""
-    )
+""",
+    )  # fmt: skip
     done = snakemake(tmp_path, "--cores", "1", "-n")
     assert done.code == 0, done.err
     assert jobs(done.out) == dict.fromkeys(RULES - {"all"} | {"publish"}, 1)
@@ -301,22 +309,15 @@ rule publish:
 def test_a_failing_job_is_given_the_whole_config_and_does_not_print_it(clone: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text("{}\n")
     (tmp_path / "my.yaml").write_text("engine: {tp: 7}\ndata: {sources: [{path: mine.jsonl}]}\n")
-    (tmp_path / "Snakefile").write_text(
-        f"""
-configfile: "my.yaml"
-
-module draftsmith:
-    snakefile: "{clone}/workflow/Snakefile"
-    config: config
-
-use rule * from draftsmith
-
+    as_module(
+        clone, tmp_path,
+        """
 rule failing:
     output: "never"
     default_target: True
     shell: "printenv DRAFTSMITH_CONFIG >given.json; exit 3"
-"""
-    )
+""",
+    )  # fmt: skip
     done = snakemake(tmp_path, "--cores", "1", "-p")
     assert done.code == 1
     assert "exit 3" in done.out + done.err

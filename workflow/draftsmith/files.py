@@ -78,6 +78,17 @@ def read_object(path: Path, *keys: str) -> dict[str, Any]:
     return found
 
 
+def reason(error: Exception) -> str:
+    """What an error of the disk, or of a library that reads or writes there, says, on one line and without the file's name."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split())
+
+
+def free_bytes(place: Path) -> int:
+    """Bytes that are free where ``place`` is, or would be."""
+    existing = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
+    return shutil.disk_usage(existing).free
+
+
 @contextmanager
 def writing(place: Path, stage: str) -> Iterator[None]:
     """Turn an error of the disk while something is written to ``place`` into one sentence; ``stage`` is what to run again then."""
@@ -86,12 +97,9 @@ def writing(place: Path, stage: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        existing = next(folder for folder in (place, *place.absolute().parents) if folder.is_dir())
-        free = shutil.disk_usage(existing).free / 2**30
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise DraftsmithError(
-            f"{place}: cannot be written ({reason}); make room there ({free:.1f} GiB are free) or let this user write to it, "
-            f"and run {stage} again"
+            f"{place}: cannot be written ({reason(error)}); make room there ({free_bytes(place) / 2**30:.1f} GiB are free) or let this "
+            f"user write to it, and run {stage} again"
         ) from error
 
 

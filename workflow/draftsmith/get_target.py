@@ -25,7 +25,7 @@ from draftsmith.files import at_home, fsync_folder, write_json
 from draftsmith.log import log
 from draftsmith.target_fingerprint import fingerprints
 from draftsmith.target_sizes import check_sizes
-from draftsmith.weight_files import INDEX, weight_map, whole_head
+from draftsmith.weight_files import INDEX, read_config, weight_map, whole_head
 
 _PACKAGE = "package:"
 _HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[\w.-]+)?$")
@@ -176,14 +176,7 @@ def weight_files(folder: Path, source: str) -> list[Path]:
 
 def _read_config(folder: Path, source: str) -> dict[str, Any]:
     check_folder(folder, source)
-    path = folder / "config.json"
-    try:
-        settings = json.loads(path.read_text())
-    except ValueError as error:
-        raise DraftsmithError(f"{path}: not valid JSON ({error}); fetch the checkpoint again") from None
-    if not isinstance(settings, dict):
-        raise DraftsmithError(f"{path}: holds no JSON object; fetch the checkpoint again")
-    return settings
+    return read_config(folder)
 
 
 def _check_shards(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from draftsmith.errors import DraftsmithError
 from draftsmith.few_layers import parts
+from draftsmith.files import reason
 from draftsmith.weight_files import head, read_config, weight_map
 
 if TYPE_CHECKING:
@@ -43,8 +44,9 @@ def _opened(file: Path) -> Iterator[Any]:
         with safe_open(file, framework="pt") as opened:
             yield opened
     except (OSError, SafetensorError) as error:
-        said = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise DraftsmithError(f"{file}: the weights cannot be read ({said}); copy or fetch the file again") from error
+        raise DraftsmithError(
+            f"{file}: the weights cannot be read ({reason(error)}); copy or fetch the file again"
+        ) from error
 
 
 def read_tensors(folder: Path, names: Iterable[str]) -> dict[str, Tensor]:

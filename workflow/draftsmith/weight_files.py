@@ -55,16 +55,9 @@ def whole_head(file: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """config.json of a checkpoint that was described before; raises :class:`DraftsmithError` when it is broken since, or gone."""
+    """config.json of a checkpoint; raises :class:`DraftsmithError` when it is broken, or gone since it was described."""
     path = folder / "config.json"
-    try:
-        found = json.loads(path.read_text())
-    except OSError as error:
-        raise DraftsmithError(
-            f"{path}: cannot be read ({error.strerror}); put it back, and run get_target again"
-        ) from None
-    except ValueError as error:
-        raise DraftsmithError(f"{path}: not valid JSON ({error}); fetch the checkpoint again") from None
+    found = _parsed(path, "put it back, and run get_target again", "fetch the checkpoint again")
     if not isinstance(found, dict):
         raise DraftsmithError(f"{path}: holds no JSON object; fetch the checkpoint again")
     return found
@@ -78,13 +71,18 @@ def weight_map(folder: Path) -> dict[str, str] | None:
     index = folder / INDEX
     if not index.is_file():
         return None
-    try:
-        found = json.loads(index.read_text())
-    except OSError as error:
-        raise DraftsmithError(f"{index}: cannot be read ({error.strerror}); make it readable for this user") from None
-    except ValueError as error:
-        raise DraftsmithError(f"{index}: not valid JSON ({error}); fetch it again") from None
+    found = _parsed(index, "make it readable for this user", "fetch it again")
     named = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
         raise DraftsmithError(f"{index}: has no weight_map from tensors to files; fetch it again")
     return named
+
+
+def _parsed(path: Path, unread: str, broken: str) -> Any:
+    """A JSON file of the checkpoint; ``unread`` and ``broken`` are the mends where it cannot be read, or is none."""
+    try:
+        return json.loads(path.read_text())
+    except OSError as error:
+        raise DraftsmithError(f"{path}: cannot be read ({error.strerror}); {unread}") from None
+    except ValueError as error:
+        raise DraftsmithError(f"{path}: not valid JSON ({error}); {broken}") from None

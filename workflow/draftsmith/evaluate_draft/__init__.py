@@ -17,7 +17,7 @@ from draftsmith.evaluate_draft.causes import likely_causes
 from draftsmith.evaluate_draft.counts import Counts
 from draftsmith.evaluate_draft.faults import Served
 from draftsmith.evaluate_draft.servings import Measure, Servings
-from draftsmith.files import read_object, write_json, writing
+from draftsmith.files import read_object, reason, write_json, writing
 from draftsmith.log import log
 
 _VERSIONS = ("draftsmith", "snakemake", "torch", "transformers")
@@ -97,9 +97,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         # Not splitlines, which breaks at separators that JSON may hold.
         lines = [line for line in path.read_text().split("\n") if line]
     except (OSError, UnicodeDecodeError) as error:
-        raise DraftsmithError(
-            f"{path}: cannot be read ({getattr(error, 'strerror', None) or error}); run tokenize again"
-        ) from None
+        raise DraftsmithError(f"{path}: cannot be read ({reason(error)}); run tokenize again") from None
     questions = []
     for number, line in enumerate(lines, 1):
         try:

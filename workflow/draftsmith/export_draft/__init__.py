@@ -19,7 +19,7 @@ from draftsmith.export_draft.checks import check, expected_tensors
 from draftsmith.export_draft.layouts import check_layouts, write_layout
 from draftsmith.export_draft.settings import draft_config, verifier
 from draftsmith.export_draft.tensors import export_dtype, exported_tensors, vocabulary_tensors
-from draftsmith.files import atomic_path, read_json, read_object, write_json, writing
+from draftsmith.files import atomic_path, read_json, read_object, reason, write_json, writing
 from draftsmith.log import log
 
 if TYPE_CHECKING:
@@ -111,14 +111,16 @@ def untrained(config: Config, *, target: Path, layers: list[int], vocabulary: Pa
 
 def _trained(draft: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The trained weights and their file's metadata."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+
+    from draftsmith.train_draft import weights
 
     try:
-        with safe_open(draft, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+        return weights.read(draft)
     except (OSError, SafetensorError) as error:
-        said = " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise DraftsmithError(f"{draft}: the trained draft cannot be read ({said}); run train_draft again") from error
+        raise DraftsmithError(
+            f"{draft}: the trained draft cannot be read ({reason(error)}); run train_draft again"
+        ) from error
 
 
 def _export(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from draftsmith import vllm_compat
@@ -64,36 +66,39 @@ def check_draft(config: Config, target: dict[str, Any]) -> str:
 
 def check_llama(shape: DraftShape) -> None:
     """Fail where transformers, whose config of the layer training and servers build, refuses the sizes of a Llama layer."""
-    from transformers import AutoConfig
-
-    from draftsmith.export_draft.settings import layer_config
-
-    try:
+    what = (
+        f"the draft of this target would have {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} key heads beside a width "
+        f"of {shape.hidden_size}, which transformers refuses"
+    )
+    with _refused(what, "choose another target.source"):
         shape.rotated()
-        AutoConfig.for_model(**layer_config(shape))
-    except Exception as error:
-        # Validators of transformers have errors of their own kinds.
-        raise DraftsmithError(
-            f"the draft of this target would have {shape.heads} heads of {shape.head_dim} on {shape.kv_heads} key heads beside a width "
-            f"of {shape.hidden_size}, which transformers refuses ({' '.join(str(error).split())}); choose another target.model"
-        ) from error
+        _build(shape)
 
 
 def check_latent(shape: DraftShape) -> None:
     """Fail where a server could not read a draft of ``shape``, which has latent attention."""
-    from transformers import AutoConfig
-
-    from draftsmith.export_draft.settings import layer_config
-
-    try:
-        AutoConfig.for_model(**layer_config(shape))
-    except Exception as error:
-        # Whatever a validator of transformers raises, a server would raise as well.
-        raise DraftsmithError(
-            f"train.architecture: mla: transformers refuses the draft's sizes ({' '.join(str(error).split())}); set train.architecture: llama"
-        ) from error
+    with _refused("train.architecture: mla: transformers refuses the draft's sizes", "set train.architecture: llama"):
+        _build(shape)
     if shape.rope["rope_type"] == "default" and not vllm_compat.latent_drafts_turn_plainly():
         raise DraftsmithError(
             f"train.architecture: mla: vLLM {vllm_compat.version()} serves such a draft with yarn alone, and the target has plain rope; "
             "install a newer vLLM, or set train.architecture: llama"
         )
+
+
+@contextmanager
+def _refused(what: str, mend: str) -> Iterator[None]:
+    """Turn whatever a validator of transformers raises, which have errors of their own kinds, into a :class:`DraftsmithError`."""
+    try:
+        yield
+    except Exception as error:
+        raise DraftsmithError(f"{what} ({' '.join(str(error).split())}); {mend}") from error
+
+
+def _build(shape: DraftShape) -> None:
+    """Build the layer's config as a server will."""
+    from transformers import AutoConfig
+
+    from draftsmith.export_draft.settings import layer_config
+
+    AutoConfig.for_model(**layer_config(shape))

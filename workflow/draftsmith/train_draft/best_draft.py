@@ -38,9 +38,7 @@ def read(folder: Path, step: int) -> dict[str, Tensor] | None:
     """The draft of ``step``; None where it is not there or has suffered."""
     for path in (path_of(folder, step), folder / _OLD):
         try:
-            with safe_open(path, framework="pt") as file:
-                noted = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors, noted = weights.read(path)
         except (OSError, SafetensorError):
             continue
         if noted.get("step") == str(step) and noted.get("digest", path.name == _OLD) in (_digest(tensors), True):

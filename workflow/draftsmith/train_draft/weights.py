@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from draftsmith.errors import DraftsmithError
-from draftsmith.files import atomic_path
+from draftsmith.files import atomic_path, free_bytes, reason
 from draftsmith.train_draft import checkpoints
 
 # What torch's writer calls an error of the disk; it is a plain RuntimeError.
@@ -35,6 +35,12 @@ def write(weights: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> N
         save_file(weights, temporary, metadata={"format": "pt"} | metadata)
 
 
+def read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and its metadata."""
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+
+
 @contextmanager
 def told(place: Path, step: int, folder: Path) -> Iterator[None]:
     """Turn an error of the disk at ``place`` into a :class:`DraftsmithError`.
@@ -51,12 +57,5 @@ def told(place: Path, step: int, folder: Path) -> Iterator[None]:
         kept = f"goes on from step {checkpoints.step_of(last)}" if last else "begins anew"
         raise DraftsmithError(
             f"{place}: what training has learnt by step {step} could not be written "
-            f"({' '.join(str(getattr(error, 'strerror', None) or error).split())}); make room there "
-            f"({_free(place) / 2**30:.1f} GiB are free), and the same command {kept}"
+            f"({reason(error)}); make room there ({free_bytes(place) / 2**30:.1f} GiB are free), and the same command {kept}"
         ) from error
-
-
-def _free(place: Path) -> int:
-    """Bytes that are free where ``place`` is, or would be."""
-    there = next(path for path in (place, *place.absolute().parents) if path.exists())
-    return shutil.disk_usage(there).free
