@@ -166,6 +166,22 @@ def test_what_a_layer_costs_by_hand(kimi: SimpleNamespace) -> None:
     assert kimi.kimi_figures.finished(records) == {(4, "plain"), (24, "plain")}
 
 
+def test_no_slope_where_the_layers_are_not_what_is_timed(kimi: SimpleNamespace) -> None:
+    """To a disk four layers take what the disk takes; and whoever starts first on a machine compiles for all."""
+    records = [
+        a_pass(4, "disk", 8.0), a_pass(11, "disk", 10.0), a_pass(4, "ours", 3.0), a_pass(11, "ours", 10.0),
+        an_engine(4, "ours", 120.0), an_engine(11, "ours", 31.0),
+    ]  # fmt: skip
+    (found,) = kimi.kimi_figures.slopes(records, (4, 11), 61)
+    assert (found["way"], found["seconds_per_layer"], found["tokens_per_second_at_61_layers"]) == (
+        "ours",
+        1.0,
+        round(61000 / 60, 1),
+    )
+    lines = kimi.kimi_figures.tables(records, (4, 11), 61).splitlines()
+    assert [line for line in lines if line.startswith("| disk")] == []
+
+
 def test_tables_as_the_results_have_them(kimi: SimpleNamespace) -> None:
     records = [
         a_pass(4, "plain", 2.0), a_pass(4, "ours", 2.5, written=4 * 10**9), an_engine(4, "ours", 30.0), a_pass(24, "plain", 12.0),
