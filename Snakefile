@@ -15,6 +15,7 @@ if not workflow.overwrite_configfiles:
 include: "workflow/rules/common.smk"
 include: "workflow/rules/get_target.smk"
 include: "workflow/rules/regenerate.smk"
+include: "workflow/rules/merge_answers.smk"
 include: "workflow/rules/tokenize.smk"
 include: "workflow/rules/preflight.smk"
 include: "workflow/rules/clean_gpus.smk"

@@ -28,6 +28,7 @@ RULES = {
     "get_target", "tokenize", "preflight", "clean_gpus", "dry_run", "extract_shard", "merge_manifest", "map_vocabulary",
     "look", "train_draft", "export_draft", "evaluate_draft", "report", "gate", "all",
 }  # fmt: skip
+ANSWERS = {"regenerate", "merge_answers"}
 ON_GPUS = {"preflight", "clean_gpus", "dry_run", "regenerate", "extract_shard", "train_draft", "evaluate_draft"}
 PROFILES = ["local", "slurm"]
 
@@ -128,9 +129,39 @@ def test_slurm_dry_run_on_a_machine_without_slurm(clone: Path, tmp_path: Path) -
     assert jobs(done.out) == dict.fromkeys(RULES, 1)
 
 
-def test_slurm_profile_sets_the_number_of_shards(clone: Path) -> None:
-    done = snakemake(clone, "--profile", "slurm", "-n", DRAFTSMITH_SHARDS="4")
-    assert jobs(done.out)["extract_shard"] == 4, done.err
+@pytest.mark.parametrize("profile", ["slurm", "local"])
+def test_profiles_set_the_number_of_shards(clone: Path, profile: str) -> None:
+    config = ("--configfile", "config/kimi-k2.5.yaml")
+    done = snakemake(clone, "--profile", profile, *config, "-n", DRAFTSMITH_SHARDS="4", DRAFTSMITH_GPUS="32")
+    asked = jobs(done.out)
+    assert (asked["extract_shard"], asked["regenerate"], asked["merge_answers"]) == (4, 4, 1), done.err
+
+
+@pytest.mark.parametrize("profile", ["slurm", "local"])
+def test_profiles_set_the_gpus_of_the_training(clone: Path, profile: str, tmp_path: Path) -> None:
+    """A target that one GPU holds, and a draft that is trained on all of one machine."""
+    (tmp_path / "small.yaml").write_text(
+        "target: {source: org/name}\ndata: {sources: [{path: config/demo/prompts.jsonl}]}\n"
+    )
+    config = ("--configfile", str(tmp_path / "small.yaml"))
+    done = snakemake(clone, "--profile", profile, *config, "-n", DRAFTSMITH_TRAIN_GPUS="8", DRAFTSMITH_GPUS="8")
+    asked = resources(done.out)
+    assert (asked["train_draft"]["gpu"], asked["extract_shard"]["gpu"]) == ("8", "1"), done.err
+    alone = resources(snakemake(clone, "--profile", profile, *config, "-n", DRAFTSMITH_GPUS="8").out)
+    assert alone["train_draft"]["gpu"] == "1"
+
+
+def test_idle_gpus_of_one_machine_are_told(clone: Path, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(
+        "target: {source: org/name}\ndata: {sources: [{path: config/demo/prompts.jsonl}]}\n"
+    )
+    config = ("--configfile", str(tmp_path / "small.yaml"))
+    told = (
+        "draftsmith: 1 of 8 GPUs work while the target does; DRAFTSMITH_SHARDS=8 loads it on all of them side by side"
+    )
+    assert told in snakemake(clone, "--profile", "local", *config, "-n", DRAFTSMITH_GPUS="8").err
+    for more in ({"DRAFTSMITH_GPUS": "8", "DRAFTSMITH_SHARDS": "8"}, {"DRAFTSMITH_GPUS": "1"}):
+        assert "GPUs work while" not in snakemake(clone, "--profile", "local", *config, "-n", **more).err
 
 
 def test_kimi_on_slurm(clone: Path) -> None:
@@ -141,11 +172,11 @@ def test_kimi_on_slurm(clone: Path) -> None:
     )  # fmt: skip
     assert done.code == 0, done.err
     listed = resources(done.out)
-    assert set(listed) == RULES | {"regenerate"}
+    assert set(listed) == RULES | ANSWERS
     for rule in ON_GPUS:
         wanted = {"gpu": "8", "nodes": "1", "tasks_per_gpu": "0", "slurm_partition": "h200", "constraint": "nvlink"}
         assert wanted.items() <= listed[rule].items(), rule
-    for rule in RULES - ON_GPUS - {"all"}:
+    for rule in RULES - ON_GPUS - {"all"} | {"merge_answers"}:
         assert "gpu" not in listed[rule]
         assert listed[rule]["slurm_partition"] == "cpu-only", rule
     assert all("results/kimi-k2.5/" in line for line in re.findall(r"^    output: .*$", done.out, re.M))
@@ -360,7 +391,7 @@ def test_the_picture_of_the_readme_is_that_of_the_rules(clone: Path, tmp_path: P
     done = snakemake(clone, "--profile", "local", *config, "--forceall", "--rulegraph", "mermaid-js")
     (tmp_path / "now.mmd").write_text(done.out)
     now = dag.read_mermaid(tmp_path / "now.mmd")
-    assert set(now) == RULES - {"all"} | {"regenerate"}
+    assert set(now) == RULES - {"all"} | ANSWERS
     assert now == dag.read_mermaid(clone / "docs/dag.mmd"), "run `make dag`"
     assert (clone / "docs/dag.svg").read_text() == dag_picture.svg(dag.read_mermaid(clone / "docs/dag.mmd")), (
         "run `make dag`"

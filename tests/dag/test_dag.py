@@ -52,7 +52,7 @@ def jobs(folder: Path, *, shards: int | None = None, gpus: int = 64, **sections:
     """Jobs of a dry run with this config."""
     values = {"name": "trial", "data": {"sources": [{"path": "conversations.jsonl"}]}} | sections
     (folder / "my.yaml").write_text(yaml.safe_dump(values))
-    scatter = {} if shards is None else {"extract": shards}
+    scatter = {} if shards is None else {"extract": shards, "regenerate": shards}
     with SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=True)) as api:
         workflow = api.workflow(
             resource_settings=ResourceSettings(cores=64, resources={"gpu": gpus}, overwrite_scatter=scatter),
@@ -102,7 +102,7 @@ def test_the_dag_does_not_grow_with_the_data(folder: Path) -> None:
 
 def test_regenerate_is_in_the_dag_only_when_asked_for(folder: Path) -> None:
     without = jobs(folder)
-    assert "regenerate" not in counts(without)
+    assert not {"regenerate", "merge_answers"} & set(counts(without))
     assert inputs(only(without, "tokenize")) == {"conversations.jsonl", "results/trial/target.json"}
     regenerated = jobs(folder, regenerate={"enabled": True})
     assert counts(regenerated)["regenerate"] == 1
@@ -110,6 +110,25 @@ def test_regenerate_is_in_the_dag_only_when_asked_for(folder: Path) -> None:
     answers = "results/trial/regenerate/conversations.jsonl"
     assert inputs(only(regenerated, "tokenize")) == {answers, "results/trial/target.json"}
     assert only(regenerated, "tokenize").params.conversations == f"--conversations {answers}"
+    # Answered by as many engines as extract; each asks its own part, and the parts are joined.
+    split = jobs(folder, shards=3, regenerate={"enabled": True})
+    assert (counts(split)["regenerate"], counts(split)["extract_shard"]) == (3, 3)
+    written = {f"results/trial/regenerate/shards/{place}-of-3.json" for place in (1, 2, 3)}
+    assert written < inputs(only(split, "merge_answers"))
+    asked = {re.search(r"--scatteritem (\S+)", job.shellcmd)[1] for job in split if job.rule.name == "regenerate"}  # type: ignore[index]
+    assert asked == {"1-of-3", "2-of-3", "3-of-3"}
+
+
+def test_servers_are_asked_by_one_job_whatever_the_shards(folder: Path) -> None:
+    served = jobs(folder, shards=3, regenerate={"enabled": True, "endpoint": "http://one/v1"})
+    assert (counts(served)["regenerate"], counts(served)["extract_shard"]) == (1, 3)
+    assert "--scatteritem 1-of-1 " in only(served, "regenerate").shellcmd
+
+
+@pytest.mark.parametrize(("engine", "threads"), [({}, 8), ({"tp": 2}, 16), ({"tp": 8}, 32), ({"device": "cpu"}, 32)])
+def test_engines_of_eight_gpus_share_a_machines_cores(folder: Path, engine: dict[str, Any], threads: int) -> None:
+    """Eight shards of one GPU each run side by side on 64 cores; a CPU's engine takes what is there."""
+    assert only(jobs(folder, engine=engine), "extract_shard").threads == threads
 
 
 def test_a_server_needs_no_gpu_and_its_address_is_no_param(folder: Path) -> None:

@@ -19,10 +19,10 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import tiny
-from draftsmith import regenerate
 from draftsmith.config import parse
 from draftsmith.errors import DraftsmithError
 from environment import shell
+from regenerate_bench import answer
 
 SECONDS = 600
 QUESTIONS = [["Hello"], ["What is it?", "And then?"], ["1 + 1?", "2 + 2?", "3 + 3?"], ["Once upon a time"]]
@@ -97,7 +97,7 @@ def ask(
     )
     (folder / "target.json").write_text(json.dumps(tiny.target(model)))
     out, report = folder / f"{name}.jsonl", folder / f"{name}.json"
-    regenerate.run(config, target=folder / "target.json", workdir=folder / "work", conversations=out, report=report)
+    answer(config, folder, out, report)
     return [json.loads(line) for line in out.read_text().splitlines()], json.loads(report.read_text())
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import chats
-from draftsmith import regenerate
+from draftsmith import merge_answers, regenerate
 from draftsmith.config import Config
 
 
@@ -20,6 +20,18 @@ def row(*texts: str, **more: Any) -> dict[str, Any]:
 def echo(prompt: str) -> str:
     """What a target that only repeats its question answers."""
     return "to " + prompt.split("user\n")[-1].split("<|im_end|>")[0]
+
+
+def answer(config: Config, folder: Path, conversations: Path, report: Path, shards: int = 1) -> None:
+    """Run the stage and the one that joins its shards."""
+    target, workdir = folder / "target.json", folder / "work"
+    items = [f"{place}-of-{shards}" for place in range(1, shards + 1)]
+    written = [folder / f"shards-{item}.json" for item in items]
+    for item, path in zip(items, written, strict=True):
+        regenerate.run(config, target=target, workdir=workdir, scatteritem=item, report=path)
+    merge_answers.run(
+        config, target=target, workdir=workdir, shards=written, conversations=conversations, report=report
+    )
 
 
 class Folder:
@@ -35,16 +47,10 @@ class Folder:
         }  # fmt: skip
         (folder / "target.json").write_text(json.dumps(target | described))
 
-    def answer(self, config: Config, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """Run the stage on ``rows`` and return its report."""
+    def answer(self, config: Config, rows: list[dict[str, Any]], shards: int = 1) -> dict[str, Any]:
+        """Run the stage on ``rows``, shard by shard, and return the report of all."""
         (self.folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        regenerate.run(
-            config,
-            target=self.folder / "target.json",
-            workdir=self.folder / "work",
-            conversations=self.folder / "out.jsonl",
-            report=self.folder / "out.json",
-        )
+        answer(config, self.folder, self.folder / "out.jsonl", self.folder / "out.json", shards)
         return dict(json.loads((self.folder / "out.json").read_text()))
 
     @property

@@ -133,6 +133,38 @@ def test_asking_again_sends_nothing(bench: Bench) -> None:
     assert Engine.loads == 2
 
 
+@pytest.mark.parametrize("shards", [2, 3, 50])
+def test_shards_answer_what_one_answers(bench: Bench, shards: int) -> None:
+    """Each question once, some shards have none; joined in the order of the data. Another number of shards asks nothing."""
+    rows = [row(f"u: q{n}", id=str(n)) for n in range(20)] + [row("u: q3", id="again")]
+    report = bench.answer(bench.config(1.0), rows, shards)
+    assert [texts[0] for texts in bench.texts()] == [f"u: q{n}" for n in range(20)]
+    assert (report["kept"], report["dropped"], report["reused"], report["shards"]) == (20, {"duplicate": 1}, 0, shards)
+    assert report["generated_tokens"] == report["answer_tokens"] > 0
+    asked = [json.loads(path.read_text())["conversations"] for path in bench.folder.glob("shards-*.json")]
+    # None of two or three shards is empty; a load is made where there is something to ask.
+    assert (sum(asked), len(asked), 0 in asked) == (20, shards, shards == 50)
+    assert (len(Engine.asked), Engine.loads) == (20, sum(count > 0 for count in asked))
+    before, loads = bench.written, Engine.loads
+    again = bench.answer(bench.config(1.0), rows, 1)
+    assert (again["reused"], Engine.loads, bench.written) == (20, loads, before)
+    assert (again["by"], again["tokens_per_second"]) == (None, None)
+
+
+def test_failures_of_shards_are_counted_together(bench: Bench) -> None:
+    """Each shard by itself is within the share that may fail, both together are not."""
+    Engine.reply = staticmethod(lambda prompt: "abort" if "bad" in prompt else echo(prompt))
+    rows = [row(f"u: {'bad' if n < 8 else 'q'}{n}") for n in range(20)]
+    report = bench.answer(bench.config(0.4), rows, 2)
+    assert (report["dropped"], report["kept"]) == ({"failed": 8}, 12)
+    assert {entry["error"] for entry in report["failed"]} == {"the request was ended with 'abort'"}
+    failed = [len(json.loads(path.read_text())["failed"]) for path in bench.folder.glob("shards-*.json")]
+    assert (sum(failed), max(failed) <= 6) == (8, True)
+    with pytest.raises(DraftsmithError, match=r"data.max_dropped_fraction"):
+        bench.answer(bench.config(0.3), rows, 2)
+    assert len(list(bench.folder.glob("shards-*.json"))) == 2, "both shards came to their end"
+
+
 @pytest.mark.parametrize("change", ["temperature", "template", "target"])
 def test_what_changes_answers_asks_again(bench: Bench, change: str) -> None:
     bench.run([row("u: q")])

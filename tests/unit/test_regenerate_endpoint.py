@@ -22,7 +22,7 @@ from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError
 from draftsmith.regenerate import endpoint
 from fake_server import FakeServer
-from regenerate_bench import Folder, echo, row
+from regenerate_bench import Folder, answer, echo, row
 
 END = 1
 
@@ -56,7 +56,7 @@ class Bench(Folder):
                 sys.executable, "-m", "draftsmith", "regenerate", "--gpus", "0",
                 *("--settings", self.config(server.address, 1.0, **settings).model_dump_json()),
                 *("--target", self.folder / "target.json", "--workdir", self.folder / "work"),
-                *("--conversations", folder / "out.jsonl", "--report", folder / "out.json"),
+                *("--scatteritem", "1-of-1", "--report", folder / "shard.json"),
             ],
             env=os.environ | {"PYTHONPATH": str(Path(regenerate.__file__).parents[2])},
         )  # fmt: skip
@@ -194,8 +194,9 @@ def test_500_for_ever(bench: Bench, server: FakeServer, capsys: pytest.CaptureFi
     assert "because of 500" in failed["b"]["error"]
     assert failed["b"]["traceback"].startswith("Traceback (most recent call last):")
     assert {entry["conversation_id"] for entry in report["failed"]} == {"b", "late"}
-    *_, named, last = [line for line in capsys.readouterr().err.splitlines() if "regenerate: " in line]
-    assert "2 conversations failed, each with its traceback in" in named
+    told = capsys.readouterr().err
+    assert "2 conversations failed, each with its traceback in" in told
+    last = [line for line in told.splitlines() if "regenerate: " in line][-1]
     assert "1 conversations with 1 answers" in last
     # Each is asked again, from its first question on, and its entry stays.
     server.fault = lambda count, prompt: None
@@ -357,7 +358,7 @@ def test_two_runs_at_once(bench: Bench, server: FakeServer) -> None:
     assert bench.run(server, rows, concurrency=1)["kept"] == 12
     assert started[0].wait(timeout=300) == 0
     assert server.generations > 12
-    assert json.loads((second / "out.json").read_text())["kept"] == 12
+    assert json.loads((second / "shard.json").read_text())["conversations"] == 12
     asked = server.generations
     assert bench.run(server, rows)["reused"] == 12
     assert server.generations == asked
@@ -512,10 +513,7 @@ def test_template_arguments_go_along(bench: Bench, talker: FakeServer) -> None:
     config = bench.config(talker.address, 0.0)
     config.tokenize.template_args = {"enable_thinking": False}
     (bench.folder / "data.jsonl").write_text(json.dumps(row("u: q")) + "\n")
-    regenerate.run(
-        config, target=bench.folder / "target.json", workdir=bench.folder / "work",
-        conversations=bench.folder / "out.jsonl", report=bench.folder / "out.json",
-    )  # fmt: skip
+    answer(config, bench.folder, bench.folder / "out.jsonl", bench.folder / "out.json")
     sent = [
         body.get("chat_template_kwargs")
         for path, body, _ in talker.requests

@@ -359,7 +359,7 @@ def test_benchmarks_are_read_as_snakemake_writes_them(tmp_path: Path) -> None:
     put(tmp_path / "extract_shard" / "2-of-2.tsv", HEAD + "30\t0:00:30\t10\t1\t1\t1\t1\t1\t90\t20\n")
     put(tmp_path / "extract_shard" / "1-of-1.tsv", HEAD + "999\t0:16:39\t10\t1\t1\t1\t1\t1\t90\t20\n")
     put(tmp_path / "empty.tsv", "")
-    found = benchmarks.read(tmp_path, shards=2)
+    found = benchmarks.read(tmp_path, {"extract_shard": 2})
     tokenize, vocabulary = found.of("tokenize")[0], found.of("map_vocabulary")[0]
     assert (tokenize.seconds, tokenize.cpu_seconds, tokenize.peak_bytes) == (2.5, 4.25, 100.5 * 2**20)
     assert (tokenize.read_bytes, tokenize.written_bytes) == (2**19, None)

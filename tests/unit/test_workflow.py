@@ -18,6 +18,7 @@ from draftsmith.workflow import SECTIONS, Plan
 
 # They take no settings: their output follows from their inputs alone.
 WITHOUT_SETTINGS = {"merge_manifest", "clean_gpus", "gate"}
+ANSWERS = {"regenerate", "merge_answers"}
 # They look at a run, beforehand and while it goes on, and are no part of it.
 VIEWS = {"estimate", "status"}
 
@@ -102,7 +103,7 @@ def changed(**sections: Any) -> set[str]:
         ({"clean": {"kill_orphans": True}, "preflight": {"dry_run": True}}, set()),
         (
             {"engine": {"args": {"quantization": "fp8"}}},
-            {"regenerate", "preflight", "dry_run", "extract_shard", "evaluate_draft"},
+            ANSWERS | {"preflight", "dry_run", "extract_shard", "evaluate_draft"},
         ),
         ({"report": {"title": "Mine"}}, {"report"}),
         ({"vocabulary": {"size": 100}}, {"map_vocabulary"}),
@@ -112,12 +113,12 @@ def changed(**sections: Any) -> set[str]:
         ({"evaluate": {"k": 5}}, {"evaluate_draft"}),
         ({"tokenize": {"seed": 1}}, {"tokenize"}),
         ({"regenerate": {"endpoint": "http://a/v1", "concurrency": 2, "max_tries": 1, "api_key_env": "KEY"}}, set()),
-        ({"regenerate": {"unfinished": "drop"}}, {"regenerate"}),
-        ({"regenerate": {"model": "another"}}, {"regenerate"}),
+        ({"regenerate": {"unfinished": "drop"}}, ANSWERS),
+        ({"regenerate": {"model": "another"}}, ANSWERS),
         ({"tokenize": {"truncate": "turn", "near_duplicates": 0.8, "max_turns": 3}}, {"tokenize"}),
-        ({"data": {"seed": 1}}, {"regenerate", "tokenize"}),
-        ({"data": {"sources": [{"path": "config/demo/conversations.jsonl", "weight": 2}]}}, {"regenerate", "tokenize"}),
-        ({"tokenize": {"template_args": {"a": 1}}}, {"regenerate", "tokenize", "preflight"}),
+        ({"data": {"seed": 1}}, ANSWERS | {"tokenize"}),
+        ({"data": {"sources": [{"path": "config/demo/conversations.jsonl", "weight": 2}]}}, ANSWERS | {"tokenize"}),
+        ({"tokenize": {"template_args": {"a": 1}}}, ANSWERS | {"tokenize", "preflight"}),
     ],
 )
 def test_a_changed_key_is_the_business_of_few(sections: dict[str, Any], stages: set[str]) -> None:

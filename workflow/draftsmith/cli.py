@@ -38,8 +38,8 @@ Gpus = Annotated[int | None, typer.Option(help="GPUs that the scheduler granted.
 
 _RATES = (
     "NAME=NUMBER, as extract=42000. In tokens/s: extract of each shard's engine, on all its GPUs; train of each training process, "
-    "which has one GPU, whatever the TTT steps; tokenize of the job; regenerate, in tokens of answers, of the job or of all its "
-    "servers; evaluate and evaluate_draft, in tokens of answers, of all requests together without and with the draft. In seconds: "
+    "which has one GPU, whatever the TTT steps; tokenize of the job; regenerate, in tokens of answers, of each shard's engine "
+    "or of all servers; evaluate and evaluate_draft, in tokens of answers, of all requests together without and with the draft. In seconds: "
     "load, a start of an engine with its weights."
 )
 
@@ -83,12 +83,12 @@ def regenerate(
     settings: Settings,
     target: Input,
     workdir: Work,
-    conversations: Output,
+    scatteritem: Annotated[str, typer.Option(help="Which shard, as 1-of-2.")],
     report: Output,
     whole: Whole = "",
     gpus: Gpus = None,
 ) -> None:
-    """Let the target write the answers of the conversations anew."""
+    """Let the target write the answers of one shard of the conversations anew."""
     from draftsmith import regenerate as stage
     from draftsmith.files import read_json
     from draftsmith.gpus import gpu_job
@@ -99,7 +99,19 @@ def regenerate(
     if not served:
         gpu_job.begin(parsed, gpus)
     before_regeneration(config.settings(whole or settings), read_json(target))
-    stage.run(parsed, target=target, workdir=workdir, conversations=conversations, report=report)
+    stage.run(parsed, target=target, workdir=workdir, scatteritem=scatteritem, report=report)
+
+
+@app.command()
+def merge_answers(
+    settings: Settings, target: Input, workdir: Work, conversations: Output, report: Output, shards: list[Path]
+) -> None:
+    """Join the answers of all shards to conversations."""
+    from draftsmith import merge_answers as stage
+
+    stage.run(
+        _config(settings), target=target, workdir=workdir, shards=shards, conversations=conversations, report=report
+    )
 
 
 @app.command()

@@ -19,15 +19,18 @@ _ENGINE_TARGET = {"dtype", "trust_remote_code"}
 # Free arguments of vLLM may quantise or override; they count as what, the rest of the section as how.
 _ENGINE_ARGS = {"args"}
 _EXTRACTION: dict[str, Any] = {"target": True, "engine": _ENGINE_ARGS, "extract": True}
+_REGENERATION: dict[str, Any] = {
+    "target": _ENGINE_TARGET,
+    "engine": _ENGINE_ARGS,
+    "data": True,
+    "regenerate": set(Regenerate.model_fields) - Regenerate.HOW,
+    "tokenize": {"max_length", "template_args"},
+}
 SECTIONS: dict[str, dict[str, Any]] = {
     "get_target": {"target": {"source", "revision", "trust_remote_code"}},
-    "regenerate": {
-        "target": _ENGINE_TARGET,
-        "engine": _ENGINE_ARGS,
-        "data": True,
-        "regenerate": set(Regenerate.model_fields) - Regenerate.HOW,
-        "tokenize": {"max_length", "template_args"},
-    },
+    "regenerate": _REGENERATION,
+    # The same: by them it finds what was answered.
+    "merge_answers": _REGENERATION,
     "tokenize": {"target": {"trust_remote_code"}, "data": True, "tokenize": True},
     "preflight": _EXTRACTION | {"tokenize": {"template_args"}},
     "dry_run": _EXTRACTION,

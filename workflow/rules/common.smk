@@ -11,7 +11,7 @@ from snakemake.exceptions import WorkflowError
 PACKAGE = Path(workflow.current_basedir).parent
 sys.path.insert(0, str(PACKAGE))
 
-from draftsmith import partitions
+from draftsmith import idle_gpus, partitions
 from draftsmith.processes import run_mark
 from draftsmith.errors import DraftsmithError
 from draftsmith.workflow import Plan
@@ -29,6 +29,8 @@ BENCHMARKS = Path("benchmarks/rules") / PLAN.config.name
 WORK = Path("work") / PLAN.config.name
 
 GPUS = PLAN.gpus
+# So that as many engines as a machine has GPUs for run side by side; on a CPU one takes what is there.
+ENGINE_THREADS = min(32, 8 * GPUS) if GPUS else 32
 
 # A job's Python is Snakemake's own, even where that was called by its path; a conda environment still goes before it.
 PYTHON_FOLDER = str(Path(sys.executable).parent)
@@ -62,9 +64,18 @@ PARTITIONS = partitions.told(
 # Not once more in each job.
 if PARTITIONS and workflow.is_main_process:
     print(PARTITIONS, file=sys.stderr)
+elif workflow.is_main_process and not (RESULTS / "extract/manifest.json").exists():
+    IDLE = idle_gpus.told(
+        workflow.global_resources["gpu"].value if "gpu" in workflow.global_resources else 0,
+        GPUS,
+        workflow.resource_settings.overwrite_scatter.get("extract", 1),
+    )
+    if IDLE:
+        print(IDLE, file=sys.stderr)
 
 
 scattergather:
+    regenerate=1,
     extract=1,
 
 

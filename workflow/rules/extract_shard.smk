@@ -23,7 +23,7 @@ rule extract_shard:
         "../../envs/draftsmith.yaml"
     params:
         settings=PLAN.settings("extract_shard"),
-    threads: 32
+    threads: ENGINE_THREADS
     resources:
         gpu=GPUS,
         mem_mb=lambda wildcards, attempt: 200000 if GPUS > 1 else 32000,

@@ -153,6 +153,25 @@ def test_starts_of_a_measured_evaluation_with_more_in_it(tmp_path: Path) -> None
     assert known.facts["requests_at_once"] == 5
 
 
+def test_a_shards_rate_of_answers(tmp_path: Path) -> None:
+    """Two shards, one of which found its answers there; as many again are written by four engines, or by servers alike."""
+    results = run_folder(tmp_path, _LATER)
+    folder = results / "regenerate" / "shards"
+    folder.mkdir(parents=True)
+    for item, tokens, seconds in (("1-of-2", 6000, 30.0), ("2-of-2", 0, 0.0)):
+        (folder / f"{item}.json").write_text(json.dumps({"figures": {"tokens": tokens, "seconds": seconds}}))
+    wall = tmp_path / "benchmarks/rules/demo/regenerate/1-of-2.tsv"
+    wall.parent.mkdir(parents=True)
+    wall.write_text("s\th:m:s\tmax_rss\n50.0\t0:00:50\t1.0\n")
+    known = rates.measured(results)
+    assert (known.rate["regenerate"], known.fixed["regenerate"]) == (200.0, 20.0)
+    asked = rows(answer_tokens=40_000)
+    found = stages(known, asked, shards=4, regenerate={"enabled": True})["regenerate"]
+    assert (found.jobs, found.seconds) == (4, 20 + 40_000 / (200 * 4))
+    served = stages(known, asked, shards=4, regenerate={"enabled": True, "endpoint": "http://a/v1"})["regenerate"]
+    assert (served.jobs, served.seconds) == (1, 20 + 40_000 / 200)
+
+
 def test_what_is_not_known_is_not_made_up() -> None:
     found = stages(rates.Rates(), rows(), regenerate={"enabled": True})
     for stage in ("regenerate", "tokenize", "extract_shard", "train_draft", "evaluate_draft"):

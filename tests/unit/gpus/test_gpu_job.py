@@ -24,7 +24,7 @@ STAGES = {
     "clean-gpus": ("--report r.json", False),
     "dry-run": ("--target t.json --rows r.parquet --report r.json", True),
     "extract-shard": ("--target t.json --rows r.parquet --scatteritem 1-of-1 --manifest m.json", True),
-    "regenerate": ("--target t.json --workdir w --conversations c.jsonl --report r.json", True),
+    "regenerate": ("--target t.json --workdir w --scatteritem 1-of-1 --report r.json", True),
     "train-draft": (
         "--target t.json --rows r.parquet --manifest m.json --vocabulary v --workdir w --draft d --report r.json",
         False,

@@ -298,3 +298,26 @@ def test_every_rule_is_a_stage() -> None:
 
     rules = {path.stem for path in (Path(__file__).resolve().parents[3] / "workflow/rules").glob("*.smk")}
     assert {stage.name for stage in STAGES} == rules - {"common"}
+
+
+def test_a_finished_job_has_the_figures_of_its_output(root: Path) -> None:
+    """Its last words are of one of several servings, say; what it wrote is of them all."""
+    life(root, "evaluate_draft", state="done", ended=time.time())
+    counts(root, "evaluate_draft", done=16, total=16, unit="prompts", tokens_per_second=9.0)
+    put(root / "results/demo/evaluate/evaluate.json", {"prompts": 48, "tokens_per_second": {"draft": 33.5}})
+    found = job(root, "evaluate_draft")
+    assert (found.state, found.done, found.total, found.tokens_per_second) == ("done", 48, 48, 33.5)
+
+
+def test_shards_of_a_regeneration(root: Path) -> None:
+    """They are a part of the run once something of them is to be seen, and so is what joins them."""
+    life(root, "regenerate", "2-of-2")
+    counts(root, "regenerate.2-of-2", done=3, total=7, unit="conversations")
+    figures = {"tokens": 900, "tokens_per_second": 45.0}
+    put(root / "results/demo/regenerate/shards/1-of-2.json", {"conversations": 6, "figures": figures})
+    first, second = job(root, "regenerate", "1-of-2"), job(root, "regenerate", "2-of-2")
+    assert (first.state, first.done, first.tokens, first.tokens_per_second) == ("done", 6, 900, 45.0)
+    assert (second.state, second.done, second.total) == ("running", 3, 7)
+    assert "merge_answers" not in [each.name for each in told(root).jobs]
+    put(root / "results/demo/regenerate/regenerate.json", {"kept": 13, "answer_tokens": 1800})
+    assert (job(root, "merge_answers").state, job(root, "merge_answers").done) == ("done", 13)

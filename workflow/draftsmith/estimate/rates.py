@@ -14,7 +14,16 @@ from draftsmith.status.files import benchmark_seconds, json_object
 
 _MOST_BYTES = 512 << 20
 # Stages without a rate of their own take what they took.
-_CONSTANT = ("get_target", "preflight", "clean_gpus", "dry_run", "merge_manifest", "map_vocabulary", "export_draft")
+_CONSTANT = (
+    "get_target",
+    "preflight",
+    "clean_gpus",
+    "dry_run",
+    "merge_answers",
+    "merge_manifest",
+    "map_vocabulary",
+    "export_draft",
+)
 # A start of Python with transformers in it, which a tokenisation of few rows mostly is.
 _TOKENIZE_START = 12.0
 GIVEN = ("extract", "train", "tokenize", "regenerate", "evaluate", "evaluate_draft", "load")
@@ -38,9 +47,9 @@ def measured(results: Path) -> Rates:
     for stage in _CONSTANT:
         if (seconds := benchmark_seconds(benchmarks / f"{stage}.tsv")) is not None:
             rates.fixed[stage], rates.source[stage] = seconds, f"as in {results}"
-    _extraction(rates, results, benchmarks)
+    _sharded(rates, "regenerate", results / "regenerate" / "shards", results, benchmarks)
+    _sharded(rates, "extract_shard", results / "extract" / "shards", results, benchmarks)
     _tokens(rates, "train_draft", results / "train" / "train.json", benchmarks, resumed="resumed_from")
-    _tokens(rates, "regenerate", results / "regenerate" / "regenerate.json", benchmarks, resumed="reused")
     if (report := _json(results / "tokenize" / "tokenize.json")) and (
         seconds := benchmark_seconds(benchmarks / "tokenize.tsv")
     ):
@@ -57,18 +66,19 @@ def _put(rates: Rates, stage: str, rate: float, fixed: float | None, results: Pa
             rates.fixed[stage] = fixed
 
 
-def _extraction(rates: Rates, results: Path, benchmarks: Path) -> None:
-    seconds = tokens = shards = 0.0
+def _sharded(rates: Rates, stage: str, folder: Path, results: Path, benchmarks: Path) -> None:
+    """The rate of one shard of ``stage`` and what each costs besides, by the shards' files in ``folder``."""
+    seconds = tokens = 0.0
     fixed = []
-    for path in (results / "extract" / "shards").glob("*.json"):
+    for path in folder.glob("*.json"):
         figures = (_json(path) or {}).get("figures") or {}
-        # What was in the store already took no time.
+        # What was there already took no time.
         if figures.get("tokens") and figures.get("seconds"):
-            seconds, tokens, shards = seconds + figures["seconds"], tokens + figures["tokens"], shards + 1
-            wall = benchmark_seconds(benchmarks / "extract_shard" / f"{path.stem}.tsv")
+            seconds, tokens = seconds + figures["seconds"], tokens + figures["tokens"]
+            wall = benchmark_seconds(benchmarks / stage / f"{path.stem}.tsv")
             fixed.append(max(wall - figures["seconds"] if wall else 0.0, figures.get("load_seconds") or 0.0))
-    if shards:
-        _put(rates, "extract_shard", tokens / seconds, sum(fixed) / len(fixed), results)
+    if fixed:
+        _put(rates, stage, tokens / seconds, sum(fixed) / len(fixed), results)
 
 
 def _tokens(rates: Rates, stage: str, path: Path, benchmarks: Path, resumed: str) -> None:

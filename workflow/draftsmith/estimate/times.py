@@ -40,7 +40,11 @@ class Stages:
         rows, config = self.rows, self.config
         found = [self._constant("get_target")]
         if config.regenerate.enabled:
-            found.append(self._rated("regenerate", rows.answer_tokens or rows.supervised_tokens, "tokens", loads=True))
+            # Servers have no shards.
+            jobs = 1 if config.regenerate.endpoints else self.shards
+            tokens = rows.answer_tokens or rows.supervised_tokens
+            found.append(self._rated("regenerate", tokens, "tokens", jobs=jobs, loads=True))
+            found.append(self._constant("merge_answers"))
         found.append(self._rated("tokenize", rows.tokens, "tokens", start=12.0))
         found += [self._constant(stage) for stage in ("preflight", "clean_gpus")]
         if config.preflight.dry_run or (config.preflight.dry_run is None and self.gpus):

@@ -1,4 +1,4 @@
-"""regenerate: the target writes its own answers to the source's questions, for the draft to learn.
+"""regenerate: the target writes its own answers to one shard of the source's questions, for the draft to learn.
 
 vLLM does it in this process, or an OpenAI-compatible server is asked (``regenerate.endpoint``). Each conversation goes on
 by itself: as soon as an answer is there, the next question is asked, so that nobody waits for the slowest answer of a
@@ -16,16 +16,15 @@ from draftsmith import engine
 from draftsmith.chat import Chat
 from draftsmith.config import Config
 from draftsmith.conversations import Conversation
-from draftsmith.files import read_json
+from draftsmith.files import read_json, write_json
 from draftsmith.log import log
-from draftsmith.regenerate import outcome
 from draftsmith.regenerate.asking import Answerer
 from draftsmith.regenerate.endpoint import Endpoint
 from draftsmith.regenerate.generator import Generator
 from draftsmith.regenerate.identity import fingerprint
 from draftsmith.regenerate.journal import Journal, Ledger
 from draftsmith.regenerate.round import Round, ends, room
-from draftsmith.regenerate.wanted import Questions
+from draftsmith.regenerate.wanted import Questions, in_shard
 from draftsmith.signals import EXIT_TERMINATED, Termination
 
 REASONS = {
@@ -40,11 +39,11 @@ REASONS = {
 """Reason codes of this stage with what each means, besides those of conversations.py and tokenize/masking.py."""
 
 
-def run(config: Config, *, target: Path, workdir: Path, conversations: Path, report: Path) -> None:
-    """Answer the questions of ``data.sources`` and write ``conversations`` (JSONL) and ``report``.
+def run(config: Config, *, target: Path, workdir: Path, scatteritem: str, report: Path) -> None:
+    """Have the questions of the shard ``scatteritem`` (as ``1-of-2``) answered and write ``report`` of it.
 
-    Parts go to a folder of their own in ``workdir``. Raises :class:`DraftsmithError` when more than
-    ``data.max_dropped_fraction`` of the conversations got no answer, or a server is not there or has another target.
+    Parts go to a folder in ``workdir`` that all shards share. Raises :class:`DraftsmithError` when more than
+    ``data.max_dropped_fraction`` of all conversations failed, or a server is not there or has another target.
     """
     described = read_json(target)
     chat = Chat.load(described, config.tokenize.template_args)
@@ -52,10 +51,10 @@ def run(config: Config, *, target: Path, workdir: Path, conversations: Path, rep
     folder = workdir / key
     journal = Journal(folder)
     asked = Questions()
-    wanted = list(asked.read(config.data))
-    todo = [conversation for conversation in wanted if conversation.prompt_key() not in journal]
-    reused = len(wanted) - len(todo)
-    log(f"regenerate: {len(wanted)} conversations, {reused} are answered already ({folder})")
+    mine = [conversation for conversation in asked.read(config.data) if in_shard(conversation, scatteritem)]
+    todo = [conversation for conversation in mine if conversation.prompt_key() not in journal]
+    reused = len(mine) - len(todo)
+    log(f"regenerate: shard {scatteritem}: {len(mine)} conversations, {reused} are answered already ({folder})")
     ledger = Ledger(folder)
     figures: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "tokens_per_second": None, "by": None}
     if todo:
@@ -68,13 +67,16 @@ def run(config: Config, *, target: Path, workdir: Path, conversations: Path, rep
                 f"regenerate: ended by {termination.name}; {len(journal)} conversations are kept, run the same command again to go on"
             )
             sys.exit(EXIT_TERMINATED)
-    try:
-        written = outcome.write(config, described, asked, wanted, journal, ledger.entries, conversations)
-    finally:
-        asked.dropped.report("regenerate")
-        ledger.show()
-    outcome.write_report(report, config, written, figures | {"failed": ledger.entries}, asked, key, reused)
-    outcome.say(written)
+    ledger.show()
+    write_json(
+        report,
+        {
+            "conversations": len(mine),
+            "fingerprint": key,
+            "failed": ledger.entries,
+            "figures": figures | {"reused": reused},
+        },
+    )
 
 
 def _answerer(config: Config, target: dict[str, Any], chat: Chat, todo: list[Conversation]) -> Answerer:

@@ -82,9 +82,8 @@ def write_report(
     figures: dict[str, Any],
     asked: Questions,
     key: str,
-    reused: int,
 ) -> None:
-    """Write the figures of this run as JSON."""
+    """Write the figures of all shards (:func:`draftsmith.merge_answers.total`) as JSON."""
     write_json(
         path,
         {
@@ -97,7 +96,8 @@ def write_report(
             "dropped": dict(asked.dropped.counts.most_common()),
             "dropped_examples": asked.dropped.examples,
             "shortened": dict(written.shortened),
-            "reused": reused,
+            "reused": figures["reused"],
+            "shards": figures["shards"],
             "generated_tokens": figures["tokens"],
             "seconds": figures["seconds"],
             "tokens_per_second": figures["tokens_per_second"],

@@ -28,7 +28,7 @@ def run(config: Config, *, results: Path, benchmarks: Path, rulegraph: Path | No
     file, or when ``rulegraph`` holds no graph.
     """
     gathered = gather(config, results, benchmarks)
-    graph = dag.read_mermaid(rulegraph) if rulegraph else stages.graph(regenerated="regenerate" in gathered.reports)
+    graph = dag.read_mermaid(rulegraph) if rulegraph else stages.graph(regenerated="merge_answers" in gathered.reports)
     _write(
         page,
         gathered,

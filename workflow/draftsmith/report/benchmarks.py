@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,16 +58,17 @@ def shard_count(item: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def read(folder: Path, shards: int | None) -> Benchmarks:
+def read(folder: Path, shards: Mapping[str, int]) -> Benchmarks:
     """Read RULE.tsv and RULE/JOB.tsv below ``folder``.
 
-    Files of scattered jobs stay when the number of shards is changed: only those of ``shards`` count (None: all).
+    Files of scattered jobs stay when the number of shards is changed: only those of the number that
+    ``shards`` has for their rule count (none or 0: all).
     """
     jobs: dict[str, list[Job]] = {}
     for path in sorted(folder.rglob("*.tsv")):
         parts = path.relative_to(folder).with_suffix("").parts
         of = shard_count(parts[-1])
-        if of is not None and shards is not None and of != shards:
+        if of is not None and of != (shards.get(parts[0]) or of):
             continue
         jobs.setdefault(parts[0], []).extend(_jobs(path, parts[0], "/".join(parts[1:])))
     return Benchmarks(jobs)

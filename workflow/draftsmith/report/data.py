@@ -15,7 +15,7 @@ from draftsmith.report.values import mapping
 
 REPORTS = {
     "get_target": "target.json",
-    "regenerate": "regenerate/regenerate.json",
+    "merge_answers": "regenerate/regenerate.json",
     "tokenize": "tokenize/tokenize.json",
     "preflight": "preflight.json",
     "clean_gpus": "clean_gpus.json",
@@ -57,12 +57,16 @@ class Gathered:
             value = self.of("merge_manifest").get("bytes")
             return value if isinstance(value, int) else None
         path = self.results / REPORTS[stage] if stage in REPORTS else None
-        if path is None or not path.exists():
-            return None
-        # A stage has a folder of its own, except for those whose only output is one file.
-        alone = path.parent == self.results or stage == "merge_manifest"
-        files = [path] if alone else path.parent.rglob("*")
-        return sum(file.stat().st_size for file in files if file.is_file())
+        if stage == "regenerate":
+            files = list((self.results / "regenerate" / "shards").glob("*.json"))
+        elif path is None or not path.exists():
+            files = []
+        elif path.parent == self.results or stage == "merge_manifest":
+            # Its only output is one file; others have a folder of their own.
+            files = [path]
+        else:
+            files = [file for file in path.parent.glob("*" if stage == "merge_answers" else "**/*") if file.is_file()]
+        return sum(file.stat().st_size for file in files) if files else None
 
 
 def gather(config: Config, results: Path, measured: Path) -> Gathered:
@@ -81,7 +85,9 @@ def gather(config: Config, results: Path, measured: Path) -> Gathered:
             f"{results}: holds no results of any stage; run the workflow first, or give the folder results/NAME"
         )
     gathered.shards = _shards(results / "extract" / "shards")
-    gathered.benchmarks = benchmarks.read(measured, len(gathered.shards) or None)
+    answered = gathered.of("merge_answers").get("shards")
+    counts = {"extract_shard": len(gathered.shards), "regenerate": answered if isinstance(answered, int) else 0}
+    gathered.benchmarks = benchmarks.read(measured, counts)
     return gathered
 
 

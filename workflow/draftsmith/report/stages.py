@@ -21,7 +21,8 @@ class Stage(NamedTuple):
 _STAGES = (
     Stage("get_target", "find or fetch the target", "provenance", ()),
     Stage("regenerate", "answers in the target's own words", "data", ("get_target",), optional=True),
-    Stage("tokenize", "token rows with supervised spans", "data", ("get_target", "regenerate")),
+    Stage("merge_answers", "conversations with these answers", "data", ("get_target", "regenerate"), optional=True),
+    Stage("tokenize", "token rows with supervised spans", "data", ("get_target", "merge_answers")),
     Stage("preflight", "checks before any model is loaded", "workflow", ("get_target", "tokenize")),
     Stage("clean_gpus", "nothing may hold the granted GPUs", "workflow", ("preflight",)),
     Stage("dry_run", "few layers of dummy weights first", "workflow", ("get_target", "tokenize", "clean_gpus")),
@@ -76,7 +77,7 @@ BY_NAME = {stage.name: stage for stage in _STAGES}
 def graph(*, regenerated: bool) -> dict[str, set[str]]:
     """Each rule with the rules that it waits for, but those that come after the page.
 
-    ``regenerate`` is part of a run only where the config says so.
+    Answers are written anew only where the config says so.
     """
-    names = [stage.name for stage in _STAGES if stage.name != "gate" and (regenerated or stage.name != "regenerate")]
+    names = [stage.name for stage in _STAGES if stage.name != "gate" and (regenerated or not stage.optional)]
     return {name: set(BY_NAME[name].needs) & set(names) for name in names}

@@ -197,7 +197,8 @@ def _from_snakemake(job: Job, life: dict[str, Any], log: Log) -> None:
 
 
 def _finished(job: Job, places: Places, stage: Stage, output: Path) -> None:
-    if job.done is None and stage.figures and (content := files.json_object(output)):
+    # The last that a job told of itself may be of a part of its work.
+    if stage.figures and (content := files.json_object(output)):
         for name, value in figures(stage, content).items():
             setattr(job, name, value)
     if job.started is not None and job.ended is not None:

@@ -30,8 +30,14 @@ class Stage:
 STAGES = (
     Stage("get_target", "target.json"),
     Stage(
-        "regenerate", "regenerate/regenerate.json", optional=True, unit="conversations",
-        figures={"done": ("kept",), "tokens": ("answer_tokens",), "tokens_per_second": ("tokens_per_second",)},
+        "regenerate", "regenerate/shards/{item}.json", optional=True, unit="conversations",
+        figures={
+            "done": ("conversations",), "tokens": ("figures", "tokens"), "tokens_per_second": ("figures", "tokens_per_second"),
+        },
+    ),
+    Stage(
+        "merge_answers", "regenerate/regenerate.json", optional=True, unit="conversations",
+        figures={"done": ("kept",), "tokens": ("answer_tokens",)},
     ),
     Stage("tokenize", "tokenize/tokenize.json", unit="rows", figures={"done": ("rows",), "tokens": ("tokens",)}),
     Stage("preflight", "preflight.json", failed="failed-preflight.json"),

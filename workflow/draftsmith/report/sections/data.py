@@ -31,7 +31,7 @@ def section(gathered: Gathered) -> Section:
         return made
     made.facts = _facts(report)
     made.charts = [_domains(report), _lengths(report)]
-    regenerated = gathered.of("regenerate")
+    regenerated = gathered.of("merge_answers")
     tables = [
         left_out.sources(report),
         left_out.conversations(report, "tokenize", "Conversations left out, by reason"),
@@ -164,7 +164,8 @@ def _regenerated(report: dict[str, Any]) -> Table:
         ["Answers", shown(number(report, "answers"), count, lacking)],
         ["Tokens in answers", shown(number(report, "answer_tokens"), count, lacking)],
         ["Tokens generated in the last run", shown(number(report, "generated_tokens"), count, lacking)],
-        ["Speed", shown(number(report, "tokens_per_second"), rate, "nothing was generated in the last run")],
+        ["Shards", shown(number(report, "shards"), count, lacking)],
+        ["Speed of a shard", shown(number(report, "tokens_per_second"), rate, "nothing was generated in the last run")],
     ]
     rows += [
         [f"Answers that ended by '{reason}'", count(number(value) or 0)]

@@ -64,7 +64,7 @@ def notices(gathered: Gathered) -> list[Notice]:
         made.append(
             Notice("warn", f"{counted(failed, 'row')} could not be extracted; see the errors under Extraction.")
         )
-    absent = [reason for stage, reason in gathered.absent.items() if stage not in ("regenerate", "clean_gpus")]
+    absent = [reason for stage, reason in gathered.absent.items() if stage not in ("merge_answers", "clean_gpus")]
     if absent:
         made.append(Notice("warn", "Results of some stages are missing; their parts of the page are empty.", absent))
     return made

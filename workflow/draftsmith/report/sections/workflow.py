@@ -12,6 +12,7 @@ from draftsmith.report.values import Shown, count, dig, duration, listing, missi
 
 # Stages whose results are checks.
 _CHECKED = {"preflight": "Preflight", "dry_run": "Dry run"}
+_JOINED = {"regenerate": "merge_answers", "extract_shard": "merge_manifest"}
 _UNMEASURED = "the rule has no benchmark file"
 _UNSAMPLED = "Snakemake took no sample: the job was too short, or the system does not tell"
 
@@ -44,8 +45,8 @@ def box(gathered: Gathered, name: str) -> Box:
     stage = BY_NAME.get(name)
     jobs = gathered.benchmarks.of(name)
     seconds = gathered.benchmarks.seconds(name)
-    # A shard's manifest is told of by the merged one; of a rule that is not known, nothing can be said against it.
-    source = "merge_manifest" if name == "extract_shard" else name
+    # What a shard wrote is told of by what joins it; of a rule that is not known, nothing can be said against it.
+    source = _JOINED.get(name, name)
     done = source in gathered.reports or source not in REPORTS or (name == "extract_shard" and bool(gathered.shards))
     if seconds is not None:
         below = duration(seconds) + (f" · {len(jobs)} jobs" if len(jobs) > 1 else "")
