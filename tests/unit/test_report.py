@@ -378,6 +378,26 @@ def test_stage_times_and_sizes_are_in_the_table_and_the_graph(draw: Draw) -> Non
     assert "– = the rule has no benchmark file" in page.text  # noqa: RUF001
 
 
+def test_answers_of_two_shards(draw: Draw) -> None:
+    """Their times are theirs, and those of an earlier number of shards do not count; what joined them tells of the answers."""
+    regenerated = {
+        "conversations": 40, "kept": 38, "answers": 50, "answer_tokens": 1200, "reused": 8, "shards": 2, "generated_tokens": 1000,
+        "seconds": 20.0, "tokens_per_second": 50.0, "dropped": {"truncated": 2}, "finish_reasons": {"stop": 50}, "failed": [],
+    }  # fmt: skip
+    reports = REPORTS | {"regenerate/regenerate.json": regenerated}
+    reports |= {f"regenerate/shards/{item}.json": {"conversations": 20} for item in ("1-of-2", "2-of-2", "1-of-1")}
+    seconds = {"1-of-1": 999, "1-of-2": 30, "2-of-2": 32}
+    lines = {
+        f"regenerate/{item}.tsv": f"{HEAD}{took}\t0:00:00\t1\t1\t1\t1\t1\t1\t90\t1\n" for item, took in seconds.items()
+    }
+    text = draw(reports, lines).text
+    assert "regenerate 2 1 min 2 s 2.0 s" in text
+    assert "regenerate: answers in the target's own words regenerate 1 min 2 s · 2 jobs" in text
+    assert "merge_answers: conversations with these answers merge_answers time not measured" in text
+    assert "Conversations kept 38" in text
+    assert "Shards 2 Speed of a shard 50.0 tokens/s" in text
+
+
 def test_the_complete_set_of_shards_written_last_counts(tmp_path: Path) -> None:
     folder = tmp_path / "extract" / "shards"
     for place, name in enumerate(["1-of-1", "1-of-2", "2-of-2", "1-of-3"]):

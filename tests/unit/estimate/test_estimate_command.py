@@ -181,6 +181,38 @@ def test_a_training_on_two_nodes_has_the_processes_that_its_job_asks_for(
         assert one.training_host == two.training_host
 
 
+def test_shards_and_training_on_all_gpus_of_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines beside one another share the machine's memory; the training's GPUs may be more than a shard's."""
+    target = folder(tmp_path / "target", SMOLLM)
+    config = written(tmp_path, data={"sources": [{"path": str(REPO / "config/demo/prompts.jsonl")}]})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs.DryRun, "__init__", lambda self, *arguments: None)
+
+    def asked(shards: int, gpus: int, device: str = "cuda") -> tuple[str, Estimate]:
+        rules = [
+            f"rule train_draft:\n    resources: gpu={gpus}, nodes=1\n",
+            *["rule extract_shard:\n    resources: gpu=1\n"] * shards,
+        ]
+        monkeypatch.setattr(jobs.DryRun, "asked", lambda self: jobs.parse("".join(rules)))
+        found = estimate.estimate(
+            estimate.Asked(config, target=target, device=device, rows=400, row_tokens=512, gpu_gib=139)
+        )
+        return next(check.detail for check in found.checks if check.name == "extract_shard: memory"), found
+
+    def needs(detail: str) -> float:
+        return float(re.search(r"about ([\d.,]+) GB", detail)[1].replace(",", ""))  # type: ignore[index]
+
+    (one, alone), (eight, many) = asked(1, 1), asked(8, 8)
+    assert needs(eight) > 4 * needs(one) > 0
+    assert [next(line for line in found.assumptions if "side by side" in line) for found in (alone, many)] == [
+        "1 shard(s) side by side, 1 training process(es)", "8 shard(s) side by side, 8 training process(es)",
+    ]  # fmt: skip
+    # On a CPU they take turns, and one process trains.
+    (on_cpu, told), (alone_there, _) = asked(8, 0, "cpu"), asked(1, 0, "cpu")
+    assert needs(on_cpu) <= needs(alone_there)
+    assert "8 shard(s) side by side, 1 training process(es)" in told.assumptions
+
+
 def test_shards_of_the_profile_or_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAFTSMITH_SHARDS", "3")
     target = folder(tmp_path / "target", SMOLLM)

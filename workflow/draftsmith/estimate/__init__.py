@@ -90,7 +90,11 @@ class _Run:
         # Every GPU of the training's job trains; on Slurm that may be those of several nodes.
         spread = target.device == "cuda" and submitted.on_slurm("train_draft")
         self.nodes = submitted.nodes("train_draft") if spread else 1
-        self.world = max(1, (submitted.number("train_draft", "gpu") if spread else None) or self.gpus)
+        trained_on = submitted.number("train_draft", "gpu") or 0 if target.device == "cuda" else 0
+        # Without Slurm a job is given what this machine has, which need not be the one of the run.
+        self.world = max(1, trained_on if spread and trained_on else max(trained_on, self.gpus))
+        # Of one machine's memory every engine that runs beside another takes as much.
+        self.engines_here = self.shards if self.gpus and not submitted.on_slurm("extract_shard") else 1
         self.gpu_bytes, gpu_from = _gpu_bytes(asked)
         on = f" on {self.nodes} nodes, the host's memory being that of one" if self.nodes > 1 else ""
         self.assumptions = [why, f"{self.shards} shard(s) side by side, {self.world} training process(es){on}"]
@@ -114,7 +118,7 @@ class _Run:
         ).every()  # fmt: skip
         extraction_gpu = extraction.on_gpu(target, rows.told.longest, self.gpu_bytes)
         host = model.total(training_host) + (model.total(training_gpu) if target.device == "cpu" else 0)
-        memory = {"extract_shard": model.total(extraction_host), "train_draft": host}
+        memory = {"extract_shard": model.total(extraction_host) * self.engines_here, "train_draft": host}
         chosen = model.chosen(stores)
         return model.Estimate(
             name=config.name,
