@@ -15,6 +15,7 @@ import typer
 
 from draftsmith import __version__, config, progress_file
 from draftsmith.errors import DraftsmithError
+from draftsmith.log import of_shard
 from draftsmith.store import commands as store_commands
 
 _HELP = "One command a stage of the workflow, as its rules call them; and estimate, status, look and store for people."
@@ -94,6 +95,7 @@ def regenerate(
     from draftsmith.gpus import gpu_job
     from draftsmith.preflight.checks import before_regeneration
 
+    of_shard(scatteritem)
     parsed = _config(settings, whole)
     served = bool(parsed.regenerate.endpoints)
     if not served:
@@ -202,6 +204,7 @@ def extract_shard(
     from draftsmith import extract_shard as stage
     from draftsmith.gpus import gpu_job
 
+    of_shard(scatteritem)
     parsed = _config(settings, whole)
     gpu_job.begin(parsed, gpus)
     stage.run(parsed, target=target, rows=rows, scatteritem=scatteritem, gpus=gpus, manifest=manifest)

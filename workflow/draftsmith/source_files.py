@@ -9,9 +9,14 @@ ENDINGS = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".parquet")
 
 
 def within(folder: Path) -> list[Path]:
-    """The files of ``folder`` and of the folders in it that are read as conversations, by name; links that lead nowhere too."""
+    """The files of ``folder`` and of the folders in it that are read as conversations, by name; links that lead nowhere too.
+
+    What is hidden is not, nor what lies in a hidden folder: notebooks and caches keep copies of data there.
+    """
     return sorted(
         file
         for file in folder.rglob("*")
-        if file.name.endswith(ENDINGS) and not file.name.startswith(".") and not file.is_dir()
+        if file.name.endswith(ENDINGS)
+        and not any(part.startswith(".") for part in file.relative_to(folder).parts)
+        and not file.is_dir()
     )

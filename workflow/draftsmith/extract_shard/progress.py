@@ -12,7 +12,7 @@ from pathlib import Path
 
 from draftsmith import progress_file
 from draftsmith.extract_shard.publish import Publisher
-from draftsmith.log import log
+from draftsmith.log import log, on_terminal
 
 _LOG_SECONDS = 10.0
 _WINDOW_SECONDS = 60.0
@@ -139,18 +139,11 @@ class LoadPhases(threading.Thread):
                 if phrase is not None and phrase not in self._seen:
                     self._seen.add(phrase)
                     progress_file.report(None, phase=f"loading: {phrase[:100]}", always=True)
-                    _console(phrase)
+                    # In the log file vLLM's own line is a line above.
+                    on_terminal(f"vLLM: {phrase[:160]}")
 
 
 def phase(line: str) -> str | None:
     """What a line of vLLM's log tells of the load, without its time and process; None for all other lines."""
     words = _PREFIX.sub("", line).strip()
     return words if any(pattern.match(words) for pattern in _PHASES) else None
-
-
-def _console(phrase: str) -> None:
-    # Only to the terminal: in the log file vLLM's own line is a line above.
-    console = os.environ.get("DRAFTSMITH_CONSOLE")
-    if console:
-        with suppress(OSError, ValueError):
-            os.write(int(console), f"{time.strftime('%H:%M:%S')} vLLM: {phrase[:160]}\n".encode())
