@@ -156,12 +156,35 @@ def test_idle_gpus_of_one_machine_are_told(clone: Path, tmp_path: Path) -> None:
         "target: {source: org/name}\ndata: {sources: [{path: config/demo/prompts.jsonl}]}\n"
     )
     config = ("--configfile", str(tmp_path / "small.yaml"))
-    told = (
-        "draftsmith: 1 of 8 GPUs work while the target does; DRAFTSMITH_SHARDS=8 loads it on all of them side by side"
+    extract = "1 of 8 GPUs answer and extract, and DRAFTSMITH_SHARDS=8 loads the target on all"
+    train = "1 of 8 GPUs train, and DRAFTSMITH_TRAIN_GPUS=8 trains on all"
+    for more, said in (
+        ({}, (True, True)), ({"DRAFTSMITH_SHARDS": "8"}, (False, True)), ({"DRAFTSMITH_TRAIN_GPUS": "8"}, (True, False)),
+        ({"DRAFTSMITH_SHARDS": "8", "DRAFTSMITH_TRAIN_GPUS": "8"}, (False, False)),
+    ):  # fmt: skip
+        err = snakemake(clone, "--profile", "local", *config, "-n", DRAFTSMITH_GPUS="8", **more).err
+        assert (extract in err, train in err) == said, err
+
+
+@pytest.mark.parametrize("profile", ["slurm", "local"])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("SHARDS", "0"), ("SHARDS", "-1"), ("SHARDS", "x"), ("SHARDS", "1.5"), ("TRAIN_GPUS", "0"), ("TRAIN_GPUS", "x")],
+)
+def test_a_number_of_a_profile_that_is_none_is_one_sentence(
+    clone: Path, profile: str, variable: str, value: str
+) -> None:
+    done = snakemake(clone, "--profile", profile, "-n", **{f"DRAFTSMITH_{variable}": value})
+    sentence = f"draftsmith: DRAFTSMITH_{variable}={value}: give a whole number of 1 or more, or unset it"
+    told = [line for line in done.err.splitlines() if not line.startswith("Using profile")]
+    assert (done.code, told) == (1, [sentence])
+
+
+def test_an_empty_variable_of_a_profile_is_none(clone: Path) -> None:
+    done = snakemake(
+        clone, "--profile", "local", "-n", DRAFTSMITH_SHARDS="", DRAFTSMITH_TRAIN_GPUS="", DRAFTSMITH_GPUS=""
     )
-    assert told in snakemake(clone, "--profile", "local", *config, "-n", DRAFTSMITH_GPUS="8").err
-    for more in ({"DRAFTSMITH_GPUS": "8", "DRAFTSMITH_SHARDS": "8"}, {"DRAFTSMITH_GPUS": "1"}):
-        assert "GPUs work while" not in snakemake(clone, "--profile", "local", *config, "-n", **more).err
+    assert (done.code, jobs(done.out)["extract_shard"]) == (0, 1), done.err
 
 
 def test_kimi_on_slurm(clone: Path) -> None:

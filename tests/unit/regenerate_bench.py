@@ -29,9 +29,17 @@ def answer(config: Config, folder: Path, conversations: Path, report: Path, shar
     written = [folder / f"shards-{item}.json" for item in items]
     for item, path in zip(items, written, strict=True):
         regenerate.run(config, target=target, workdir=workdir, scatteritem=item, report=path)
+    merge(config, folder, written, conversations, report)
+
+
+def merge(
+    config: Config, folder: Path, shards: list[Path], conversations: Path | None = None, report: Path | None = None
+) -> None:
+    """Join what ``shards`` say that they have answered."""
     merge_answers.run(
-        config, target=target, workdir=workdir, shards=written, conversations=conversations, report=report
-    )
+        config, target=folder / "target.json", workdir=folder / "work", shards=shards,
+        conversations=conversations or folder / "out.jsonl", report=report or folder / "out.json",
+    )  # fmt: skip
 
 
 class Folder:

@@ -12,7 +12,7 @@ import chats
 from draftsmith import merge_answers
 from draftsmith.config import parse
 from draftsmith.errors import DraftsmithError
-from regenerate_bench import Folder
+from regenerate_bench import Folder, merge
 
 
 def shard(tokens: int, seconds: float, by: str | None, reused: int = 0) -> dict[str, Any]:
@@ -45,3 +45,20 @@ def test_a_shard_of_other_settings_is_named(tmp_path: Path) -> None:
             conversations=tmp_path / "out.jsonl", report=tmp_path / "out.json",
         )  # fmt: skip
     assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "not valid JSON"), ("[]", "holds no JSON object; delete it"), ("null", "holds no JSON object"),
+        ("{}", "lacks failed, figures, fingerprint; delete it"), ('{"failed": [], "figures": {}}', "lacks fingerprint; delete it"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_shards_is_named(tmp_path: Path, content: str, words: str) -> None:
+    Folder(tmp_path, chats.CHATML)
+    written = tmp_path / "1-of-1.json"
+    written.write_text(content)
+    config = parse({"data": {"sources": [{"path": "data.jsonl"}]}, "regenerate": {"enabled": True}}, "test")
+    with pytest.raises(DraftsmithError, match=rf"1-of-1.json.*({words})"):
+        merge(config, tmp_path, [written])
+    assert written.exists()

@@ -14,7 +14,7 @@ from draftsmith import regenerate, tokenize
 from draftsmith.config import Config, parse
 from draftsmith.errors import DraftsmithError
 from draftsmith.regenerate.asking import Question, Reply
-from regenerate_bench import Folder, echo, row
+from regenerate_bench import Folder, echo, merge, row
 
 END = 1
 
@@ -162,7 +162,47 @@ def test_failures_of_shards_are_counted_together(bench: Bench) -> None:
     assert (sum(failed), max(failed) <= 6) == (8, True)
     with pytest.raises(DraftsmithError, match=r"data.max_dropped_fraction"):
         bench.answer(bench.config(0.3), rows, 2)
-    assert len(list(bench.folder.glob("shards-*.json"))) == 2, "both shards came to their end"
+    # Both had come to their end, and are to ask again.
+    assert list(bench.folder.glob("shards-*.json")) == []
+    Engine.reply, asked = staticmethod(echo), len(Engine.asked)
+    assert bench.answer(bench.config(0.3), rows, 2)["kept"] == 20
+    assert len(Engine.asked) == asked + 8
+
+
+def test_answers_that_were_removed_are_asked_for_again(bench: Bench) -> None:
+    """Which shard's they were is told by the questions; it alone asks again, and no conversation is left out in silence."""
+    rows = [row(f"u: q{n}") for n in range(20)]
+    bench.answer(bench.config(1.0), rows, 2)
+    (bench.folder / "out.jsonl").unlink()
+    first, second = sorted(bench.folder.glob("shards-*.json"))
+    part = min((bench.folder / "work").glob("*/part-*.jsonl"))
+    lost = len(part.read_text().splitlines())
+    part.unlink()
+    with pytest.raises(
+        DraftsmithError,
+        match=rf"{lost} conversations have no answer there, the first is .*data.jsonl, line \d+: .*shard 1-of-2",
+    ):
+        merge(bench.config(1.0), bench.folder, [first, second])
+    assert (first.exists(), second.exists(), (bench.folder / "out.jsonl").exists()) == (False, True, False)
+    asked = len(Engine.asked)
+    assert bench.answer(bench.config(1.0), rows, 2)["kept"] == 20
+    assert len(Engine.asked) == asked + lost
+
+
+def test_a_damaged_part_is_named_and_its_answers_are_asked_for_again(bench: Bench) -> None:
+    rows = [row(f"u: q{n}") for n in range(4)]
+    bench.answer(bench.config(1.0), rows)
+    (part,) = (bench.folder / "work").glob("*/part-*.jsonl")
+    part.write_text("{")
+    shard = bench.folder / "shards-1-of-1.json"
+    with pytest.raises(
+        DraftsmithError,
+        match=r"part-.*, line 1: damaged .*; delete the file, and what was answered in it is asked again",
+    ):
+        merge(bench.config(1.0), bench.folder, [shard])
+    assert not shard.exists()
+    part.unlink()
+    assert bench.answer(bench.config(1.0), rows)["kept"] == 4
 
 
 @pytest.mark.parametrize("change", ["temperature", "template", "target"])

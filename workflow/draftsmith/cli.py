@@ -396,7 +396,7 @@ def estimate(
     device: Annotated[Literal["auto", "cuda", "cpu"], typer.Option(help="Where it will run.")] = "auto",
     gpu_gib: Annotated[float | None, typer.Option(min=1, help="Memory of a GPU in GiB, where none is here.")] = None,
     shards: Annotated[
-        int | None, typer.Option(min=1, help="Shards of the extraction; left out: the profile's.")
+        int | None, typer.Option(min=1, help="Engines that answer and extract side by side; left out: the profile's.")
     ] = None,
     profile: Annotated[
         Literal["local", "slurm"] | None, typer.Option(help="Whose; left out: slurm where a cluster answers.")

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 
-def told(gpus: int, of_an_engine: int, shards: int) -> str:
-    """A line that names the variables of the local profile; empty where the shards' engines take all ``gpus``, or there are none.
+def told(gpus: int, of_an_engine: int, shards: int | None, training: int | None) -> str:
+    """A line that names the variables of the local profile; empty where all ``gpus`` work, or there are none.
 
-    ``of_an_engine`` is engine.tp, 0 on a CPU.
+    ``of_an_engine`` is engine.tp, 0 on a CPU; ``shards`` are the engines side by side and ``training`` the GPUs that train, each
+    None where that is done already.
     """
-    if not of_an_engine or gpus < (shards + 1) * of_an_engine:
+    if not of_an_engine or not gpus:
         return ""
-    return (
-        f"draftsmith: {shards * of_an_engine} of {gpus} GPUs work while the target does; DRAFTSMITH_SHARDS={gpus // of_an_engine} loads it on "
-        f"all of them side by side, DRAFTSMITH_TRAIN_GPUS={gpus} trains on all"
-    )
+    parts = []
+    if shards is not None and gpus >= (shards + 1) * of_an_engine:
+        parts.append(
+            f"{shards * of_an_engine} of {gpus} GPUs answer and extract, and DRAFTSMITH_SHARDS={gpus // of_an_engine} loads the target on all"
+        )
+    if training is not None and training < gpus:
+        parts.append(
+            f"{training} of {gpus} GPUs train, and DRAFTSMITH_TRAIN_GPUS={gpus} trains on all (train.packs_per_step in the config keeps "
+            "the result the same)"
+        )
+    return f"draftsmith: {'; '.join(parts)}" if parts else ""

@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from draftsmith.chat import Chat
 from draftsmith.config import Config
+from draftsmith.conversations import Conversation
 from draftsmith.errors import DraftsmithError
-from draftsmith.files import read_json
+from draftsmith.files import read_json, read_object
 from draftsmith.regenerate import outcome
 from draftsmith.regenerate.identity import fingerprint
 from draftsmith.regenerate.journal import Journal
-from draftsmith.regenerate.wanted import Questions
+from draftsmith.regenerate.wanted import Questions, in_shard
 
 
 def run(
     config: Config, *, target: Path, workdir: Path, shards: Sequence[Path], conversations: Path, report: Path
 ) -> None:
-    """Write ``conversations`` (JSONL) and ``report`` from what all ``shards`` had answered into ``workdir``.
+    """Write ``conversations`` (JSONL) and ``report`` from what all ``shards`` (1-of-N to N-of-N) had answered into ``workdir``.
 
-    Raises :class:`DraftsmithError` when a shard's answers were made by other settings, or more than
-    ``data.max_dropped_fraction`` of the conversations got no answer.
+    Raises :class:`DraftsmithError` when a shard's answers were made by other settings or are not there any more, or more than
+    ``data.max_dropped_fraction`` of the conversations got no answer. The files of the shards that would have to ask again are
+    then removed, so that the next run lets them: a file of a shard says that it has ended well.
     """
     described = read_json(target)
     key = fingerprint(config, described, Chat.load(described, config.tokenize.template_args))
-    parts = [read_json(path) for path in shards]
-    for path, part in zip(shards, parts, strict=True):
-        if part["fingerprint"] != key:
-            raise DraftsmithError(f"{path}: made with other settings or by another target; delete it, and run it again")
+    parts = [_read(path, key) for path in shards]
+    try:
+        journal = Journal(workdir / key)
+    except DraftsmithError:
+        # What lay in the damaged part is to be asked again once that is deleted.
+        _ask_again(shards)
+        raise
     asked = Questions()
     wanted = list(asked.read(config.data))
-    figures = total([part["figures"] for part in parts])
-    figures["failed"] = [entry for part in parts for entry in part["failed"]]
+    failed = [entry for part in parts for entry in part["failed"]]
+    _check_there(wanted, journal, {entry["key"] for entry in failed}, shards, workdir / key)
     try:
-        written = outcome.write(
-            config, described, asked, wanted, Journal(workdir / key), figures["failed"], conversations
-        )
+        written = outcome.write(config, described, asked, wanted, journal, failed, conversations)
+    except DraftsmithError as error:
+        if not failed:
+            raise
+        _ask_again(path for path, part in zip(shards, parts, strict=True) if part["failed"])
+        raise DraftsmithError(
+            f"{error}; the same command asks the {len(failed)} again on which the engine or server failed"
+        ) from None
     finally:
         asked.dropped.report("regenerate")
-    outcome.write_report(report, config, written, figures, asked, key)
+    figures = total([part["figures"] for part in parts])
+    outcome.write_report(report, config, written, figures | {"failed": failed}, asked, key)
     outcome.say(written)
 
 
@@ -55,3 +66,33 @@ def total(shards: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "reused": sum(figures["reused"] for figures in shards),
         "shards": len(shards),
     }
+
+
+def _read(path: Path, key: str) -> dict[str, Any]:
+    part = read_object(path, "failed", "figures", "fingerprint")
+    if part["fingerprint"] != key:
+        raise DraftsmithError(
+            f"{path}: made with other settings or by another target; delete it, and run the same command again"
+        )
+    return part
+
+
+def _check_there(
+    wanted: Sequence[Conversation], journal: Journal, failed: set[str], shards: Sequence[Path], folder: Path
+) -> None:
+    """What has neither an answer nor an error was lost, or came to the data when its shard had ended."""
+    lost = [one for one in wanted if (key := one.prompt_key()) not in journal and key not in failed]
+    if not lost:
+        return
+    items = [f"{place}-of-{len(shards)}" for place in range(1, len(shards) + 1)]
+    whose = [item for item in items if any(in_shard(one, item) for one in lost)]
+    _ask_again(path for path, item in zip(shards, items, strict=True) if item in whose)
+    raise DraftsmithError(
+        f"{folder}: {len(lost)} conversations have no answer there, the first is {lost[0].where}: answers were removed, or the data "
+        f"changed meanwhile; run the same command again, which asks for them (shard {', '.join(whose)})"
+    )
+
+
+def _ask_again(shards: Iterable[Path]) -> None:
+    for path in shards:
+        path.unlink()

@@ -64,11 +64,17 @@ PARTITIONS = partitions.told(
 # Not once more in each job.
 if PARTITIONS and workflow.is_main_process:
     print(PARTITIONS, file=sys.stderr)
-elif workflow.is_main_process and not (RESULTS / "extract/manifest.json").exists():
+elif workflow.is_main_process:
+    OVERRIDDEN = workflow.resource_settings.overwrite_resources.get("train_draft", {})
     IDLE = idle_gpus.told(
         workflow.global_resources["gpu"].value if "gpu" in workflow.global_resources else 0,
         GPUS,
-        workflow.resource_settings.overwrite_scatter.get("extract", 1),
+        (
+            None
+            if (RESULTS / "extract/manifest.json").exists()
+            else workflow.resource_settings.overwrite_scatter.get("extract", 1)
+        ),
+        None if (RESULTS / "train/train.json").exists() else OVERRIDDEN["gpu"].value if "gpu" in OVERRIDDEN else GPUS,
     )
     if IDLE:
         print(IDLE, file=sys.stderr)

@@ -31,6 +31,8 @@ rule merge_answers:
     resources:
         mem_mb=8000,
         runtime=lambda wildcards, attempt: 60 * attempt,
+    # Where answers are missing it removes files of shards, which the next run makes again; a retry could not.
+    retries: 0
     shell:
         "python -m draftsmith merge-answers --settings {params.settings:q}"
         " --target {input.target:q} --workdir {params.workdir:q}"

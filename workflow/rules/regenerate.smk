@@ -27,7 +27,7 @@ rule regenerate:
         # Where the server is changes no answer; whether there is one may, as its precision is its own.
         by="server" if PLAN.served else "engine",
         workdir=WORK / "regenerate",
-    threads: 2 if PLAN.served else min(16, ENGINE_THREADS)
+    threads: 2 if PLAN.served else ENGINE_THREADS
     resources:
         gpu=0 if PLAN.served else GPUS,
         mem_mb=8000 if PLAN.served else 64000,

@@ -37,7 +37,7 @@ class Asked:
 
     @property
     def shards(self) -> int:
-        """Jobs of the extraction."""
+        """Jobs of the extraction, and of a regeneration by engines."""
         return max(1, self.count.get("extract_shard", 1))
 
 

@@ -45,11 +45,12 @@ class Places:
 
 def jobs(places: Places, log: Log | None) -> list[Job]:
     """Every job of the run, in the order of the rules."""
-    found = []
+    found: list[Job] = []
     for stage in STAGES:
         for item in _items(places, stage, log) if stage.scattered else [None]:
             job = _job(places, stage, item, log)
-            if not stage.optional or job.state != "waiting":
+            shown = stage.beside is not None and any(other.stage == stage.beside for other in found)
+            if not stage.optional or job.state != "waiting" or shown:
                 found.append(job)
     return found
 

@@ -18,6 +18,8 @@ class Stage:
     failed: str | None = None
     optional: bool = False
     """Part of a run only where something of it is to be seen."""
+    beside: str | None = None
+    """An optional stage of whose runs it is part."""
     unit: str | None = None
     figures: Mapping[str, Path_] | None = None
 
@@ -36,7 +38,7 @@ STAGES = (
         },
     ),
     Stage(
-        "merge_answers", "regenerate/regenerate.json", optional=True, unit="conversations",
+        "merge_answers", "regenerate/regenerate.json", optional=True, beside="regenerate", unit="conversations",
         figures={"done": ("kept",), "tokens": ("answer_tokens",)},
     ),
     Stage("tokenize", "tokenize/tokenize.json", unit="rows", figures={"done": ("rows",), "tokens": ("tokens",)}),
