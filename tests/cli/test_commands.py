@@ -137,13 +137,17 @@ def test_profiles_set_the_number_of_shards(clone: Path, profile: str) -> None:
     assert (asked["extract_shard"], asked["regenerate"], asked["merge_answers"]) == (4, 4, 1), done.err
 
 
+def small(folder: Path) -> tuple[str, str]:
+    """Arguments that name a config of a target that one GPU holds."""
+    path = folder / "small.yaml"
+    path.write_text("target: {source: org/name}\ndata: {sources: [{path: config/demo/prompts.jsonl}]}\n")
+    return "--configfile", str(path)
+
+
 @pytest.mark.parametrize("profile", ["slurm", "local"])
 def test_profiles_set_the_gpus_of_the_training(clone: Path, profile: str, tmp_path: Path) -> None:
     """A target that one GPU holds, and a draft that is trained on all of one machine."""
-    (tmp_path / "small.yaml").write_text(
-        "target: {source: org/name}\ndata: {sources: [{path: config/demo/prompts.jsonl}]}\n"
-    )
-    config = ("--configfile", str(tmp_path / "small.yaml"))
+    config = small(tmp_path)
     done = snakemake(clone, "--profile", profile, *config, "-n", DRAFTSMITH_TRAIN_GPUS="8", DRAFTSMITH_GPUS="8")
     asked = resources(done.out)
     assert (asked["train_draft"]["gpu"], asked["extract_shard"]["gpu"]) == ("8", "1"), done.err
@@ -152,10 +156,7 @@ def test_profiles_set_the_gpus_of_the_training(clone: Path, profile: str, tmp_pa
 
 
 def test_idle_gpus_of_one_machine_are_told(clone: Path, tmp_path: Path) -> None:
-    (tmp_path / "small.yaml").write_text(
-        "target: {source: org/name}\ndata: {sources: [{path: config/demo/prompts.jsonl}]}\n"
-    )
-    config = ("--configfile", str(tmp_path / "small.yaml"))
+    config = small(tmp_path)
     extract = "1 of 8 GPUs answer and extract, and DRAFTSMITH_SHARDS=8 loads the target on all"
     train = "1 of 8 GPUs train, and DRAFTSMITH_TRAIN_GPUS=8 trains on all"
     for more, said in (

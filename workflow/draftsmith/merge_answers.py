@@ -14,7 +14,7 @@ from draftsmith.files import read_json, read_object
 from draftsmith.regenerate import outcome
 from draftsmith.regenerate.identity import fingerprint
 from draftsmith.regenerate.journal import Journal
-from draftsmith.regenerate.wanted import Questions, in_shard
+from draftsmith.regenerate.wanted import Questions, shard_of
 
 
 def run(
@@ -84,12 +84,11 @@ def _check_there(
     lost = [one for one in wanted if (key := one.prompt_key()) not in journal and key not in failed]
     if not lost:
         return
-    items = [f"{place}-of-{len(shards)}" for place in range(1, len(shards) + 1)]
-    whose = [item for item in items if any(in_shard(one, item) for one in lost)]
-    _ask_again(path for path, item in zip(shards, items, strict=True) if item in whose)
+    whose = sorted({shard_of(one, len(shards)) for one in lost})
+    _ask_again(shards[place] for place in whose)
     raise DraftsmithError(
         f"{folder}: {len(lost)} conversations have no answer there, the first is {lost[0].where}: answers were removed, or the data "
-        f"changed meanwhile; run the same command again, which asks for them (shard {', '.join(whose)})"
+        f"changed meanwhile; run the same command again, which asks for them (shard {', '.join(f'{place + 1}-of-{len(shards)}' for place in whose)})"
     )
 
 

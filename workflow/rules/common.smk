@@ -65,16 +65,14 @@ PARTITIONS = partitions.told(
 if PARTITIONS and workflow.is_main_process:
     print(PARTITIONS, file=sys.stderr)
 elif workflow.is_main_process:
-    OVERRIDDEN = workflow.resource_settings.overwrite_resources.get("train_draft", {})
+    OFFERED = workflow.global_resources.get("gpu")
+    TRAINED_ON = workflow.resource_settings.overwrite_resources.get("train_draft", {}).get("gpu")
+    EXTRACTED, TRAINED = (RESULTS / name for name in ("extract/manifest.json", "train/train.json"))
     IDLE = idle_gpus.told(
-        workflow.global_resources["gpu"].value if "gpu" in workflow.global_resources else 0,
+        OFFERED.value if OFFERED else 0,
         GPUS,
-        (
-            None
-            if (RESULTS / "extract/manifest.json").exists()
-            else workflow.resource_settings.overwrite_scatter.get("extract", 1)
-        ),
-        None if (RESULTS / "train/train.json").exists() else OVERRIDDEN["gpu"].value if "gpu" in OVERRIDDEN else GPUS,
+        None if EXTRACTED.exists() else workflow.resource_settings.overwrite_scatter.get("extract", 1),
+        None if TRAINED.exists() else TRAINED_ON.value if TRAINED_ON else GPUS,
     )
     if IDLE:
         print(IDLE, file=sys.stderr)

@@ -29,8 +29,8 @@ rule merge_answers:
         settings=PLAN.settings("merge_answers"),
         workdir=WORK / "regenerate",
     resources:
-        mem_mb=8000,
-        runtime=lambda wildcards, attempt: 60 * attempt,
+        mem_mb=16000,
+        runtime=60,
     # Where answers are missing it removes files of shards, which the next run makes again; a retry could not.
     retries: 0
     shell:

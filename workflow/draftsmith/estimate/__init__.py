@@ -90,9 +90,11 @@ class _Run:
         # Every GPU of the training's job trains; on Slurm that may be those of several nodes.
         spread = target.device == "cuda" and submitted.on_slurm("train_draft")
         self.nodes = submitted.nodes("train_draft") if spread else 1
-        trained_on = submitted.number("train_draft", "gpu") or 0 if target.device == "cuda" else 0
-        # Without Slurm a job is given what this machine has, which need not be the one of the run.
-        self.world = max(1, trained_on if spread and trained_on else max(trained_on, self.gpus))
+        trained_on = submitted.number("train_draft", "gpu") or self.gpus
+        if not spread:
+            # Without Slurm a job is given what this machine has, which need not be the one of the run.
+            trained_on = max(trained_on, self.gpus)
+        self.world = trained_on if target.device == "cuda" else 1
         # Of one machine's memory every engine that runs beside another takes as much.
         self.engines_here = self.shards if self.gpus and not submitted.on_slurm("extract_shard") else 1
         self.gpu_bytes, gpu_from = _gpu_bytes(asked)

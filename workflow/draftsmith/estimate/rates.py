@@ -49,7 +49,7 @@ def measured(results: Path) -> Rates:
             rates.fixed[stage], rates.source[stage] = seconds, f"as in {results}"
     _sharded(rates, "regenerate", results / "regenerate" / "shards", results, benchmarks)
     _sharded(rates, "extract_shard", results / "extract" / "shards", results, benchmarks)
-    _tokens(rates, "train_draft", results / "train" / "train.json", benchmarks, resumed="resumed_from")
+    _training(rates, results, benchmarks)
     if (report := _json(results / "tokenize" / "tokenize.json")) and (
         seconds := benchmark_seconds(benchmarks / "tokenize.tsv")
     ):
@@ -81,16 +81,16 @@ def _sharded(rates: Rates, stage: str, folder: Path, results: Path, benchmarks: 
         _put(rates, stage, tokens / seconds, sum(fixed) / len(fixed), results)
 
 
-def _tokens(rates: Rates, stage: str, path: Path, benchmarks: Path, resumed: str) -> None:
-    report = _json(path)
+def _training(rates: Rates, results: Path, benchmarks: Path) -> None:
+    report = _json(results / "train" / "train.json")
     if not report or not report.get("tokens_per_second"):
         return
-    wall = benchmark_seconds(benchmarks / f"{stage}.tsv")
+    wall = benchmark_seconds(benchmarks / "train_draft.tsv")
     fixed = None
-    if wall is not None and not report.get(resumed) and report.get("seconds"):
+    if wall is not None and not report.get("resumed_from") and report.get("seconds"):
         # Loads, validations and checkpoints.
         fixed = max(0.0, wall - report["seconds"])
-    _put(rates, stage, report["tokens_per_second"] / (report.get("world_size") or 1), fixed, path.parent.parent)
+    _put(rates, "train_draft", report["tokens_per_second"] / (report.get("world_size") or 1), fixed, results)
 
 
 def _evaluation(rates: Rates, results: Path, benchmarks: Path) -> None:

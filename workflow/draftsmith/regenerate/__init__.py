@@ -16,6 +16,7 @@ from draftsmith import engine
 from draftsmith.chat import Chat
 from draftsmith.config import Config
 from draftsmith.conversations import Conversation
+from draftsmith.extract_shard.plan import parse_scatteritem
 from draftsmith.files import read_json, write_json
 from draftsmith.log import log
 from draftsmith.regenerate.asking import Answerer
@@ -24,7 +25,7 @@ from draftsmith.regenerate.generator import Generator
 from draftsmith.regenerate.identity import fingerprint
 from draftsmith.regenerate.journal import Journal, Ledger
 from draftsmith.regenerate.round import Round, ends, room
-from draftsmith.regenerate.wanted import Questions, in_shard
+from draftsmith.regenerate.wanted import Questions, shard_of
 from draftsmith.signals import EXIT_TERMINATED, Termination
 
 REASONS = {
@@ -51,7 +52,8 @@ def run(config: Config, *, target: Path, workdir: Path, scatteritem: str, report
     folder = workdir / key
     journal = Journal(folder)
     asked = Questions()
-    mine = [conversation for conversation in asked.read(config.data) if in_shard(conversation, scatteritem)]
+    place, count = parse_scatteritem(scatteritem)
+    mine = [conversation for conversation in asked.read(config.data) if shard_of(conversation, count) == place]
     todo = [conversation for conversation in mine if conversation.prompt_key() not in journal]
     reused = len(mine) - len(todo)
     log(f"regenerate: shard {scatteritem}: {len(mine)} conversations, {reused} are answered already ({folder})")

@@ -8,14 +8,12 @@ from draftsmith.config import Data
 from draftsmith.conversations import Conversation
 from draftsmith.conversations.dropped import NOT_SAMPLED, DropCount, Dropped
 from draftsmith.conversations.reading import Reader, SourceFigures
-from draftsmith.extract_shard.plan import parse_scatteritem
 from draftsmith.regenerate import talks
 
 
-def in_shard(conversation: Conversation, scatteritem: str) -> bool:
-    """Whether the shard (as ``1-of-2``) asks it: told by the question alone, so that more data moves no conversation."""
-    place, count = parse_scatteritem(scatteritem)
-    return int(conversation.prompt_key()[:15], 16) % count == place
+def shard_of(conversation: Conversation, count: int) -> int:
+    """Which of ``count`` shards asks it, from 0: told by the question alone, so that more data moves no conversation."""
+    return int(conversation.prompt_key()[:15], 16) % count
 
 
 class Questions:

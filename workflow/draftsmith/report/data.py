@@ -29,6 +29,13 @@ REPORTS = {
 }
 """The JSON file that each stage leaves, relative to results/NAME."""
 
+# What is whose where stages share a folder.
+_SHARED = {
+    "regenerate": "regenerate/shards/*.json",
+    "merge_answers": "regenerate/*",
+    "merge_manifest": REPORTS["merge_manifest"],
+}
+
 # Where these stages leave their figures when they fail, since Snakemake deletes the output of a failed job.
 _FAILED = {
     "preflight": "failed-preflight.json",
@@ -56,16 +63,13 @@ class Gathered:
         if stage == "extract_shard":
             value = self.of("merge_manifest").get("bytes")
             return value if isinstance(value, int) else None
-        path = self.results / REPORTS[stage] if stage in REPORTS else None
-        if stage == "regenerate":
-            files = list((self.results / "regenerate" / "shards").glob("*.json"))
-        elif path is None or not path.exists():
-            files = []
-        elif path.parent == self.results or stage == "merge_manifest":
-            # Its only output is one file; others have a folder of their own.
-            files = [path]
-        else:
-            files = [file for file in path.parent.glob("*" if stage == "merge_answers" else "**/*") if file.is_file()]
+        name = REPORTS.get(stage)
+        if name is not None and not (self.results / name).exists():
+            return None
+        # Its only output is one file, or it has a folder of its own.
+        own = name if name is None or "/" not in name else f"{name.split('/')[0]}/**/*"
+        pattern = _SHARED.get(stage, own)
+        files = [file for file in self.results.glob(pattern) if file.is_file()] if pattern else []
         return sum(file.stat().st_size for file in files) if files else None
 
 

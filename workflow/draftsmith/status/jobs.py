@@ -49,7 +49,7 @@ def jobs(places: Places, log: Log | None) -> list[Job]:
     for stage in STAGES:
         for item in _items(places, stage, log) if stage.scattered else [None]:
             job = _job(places, stage, item, log)
-            shown = stage.beside is not None and any(other.stage == stage.beside for other in found)
+            shown = any(other.stage == stage.beside for other in found)
             if not stage.optional or job.state != "waiting" or shown:
                 found.append(job)
     return found
